@@ -143,7 +143,7 @@ def simulated_device() -> Iterator[torch.device]:
             mock.patch.multiple(torch.cuda, **DRIVER),
             mock.patch("torch.accelerator.set_device_index"),
             mock.patch.object(Tensor, "pin_memory", lambda tensor, device=None: tensor),
-            mock.patch.object(engines, "stored_runtime", refused),
+            mock.patch.object(engines, "graph_file", refused),
             _Mode(),
         ):
             yield DEVICE

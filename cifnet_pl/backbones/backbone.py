@@ -95,6 +95,10 @@ class Backbone(nn.Module):
     Attributes:
         takes_images: whether there is a network, and not embeddings from elsewhere.
         sample: noun for what is embedded: "image", or "sample" without a network.
+        learnable_patches: the part of the network that a run learns and a model stores; none of
+            most.
+        weights_in_model: whether model files contain the network's weights, which the name alone
+            cannot give: a run has learned, trained or drawn them.
     """
 
     def __init__(
@@ -116,19 +120,21 @@ class Backbone(nn.Module):
         )
         mean = torch.tensor(preprocessing.mean).reshape(3, 1, 1)
         std = torch.tensor(preprocessing.std).reshape(3, 1, 1)
-        scale = 1 / (255 * std)
-        self.scale: Tensor = nn.Buffer(scale, persistent=False)
-        shift = -mean / std
-        self.shift: Tensor = nn.Buffer(shift, persistent=False)
+        self.scale: Tensor = nn.Buffer(1 / (255 * std), persistent=False)
+        self.shift: Tensor = nn.Buffer(-mean / std, persistent=False)
         self._sha256: str | None = None
         check_choice("engine", engine, EngineChoice)
         self._engine = engine
         self._runtime: Runtime | None = None
-        self._has_no_graph = False
         self.takes_images = not isinstance(network, NoNetwork)
-        self.sample = "sample"
-        if self.takes_images:
-            self.sample = "image"
+        self.sample = "image" if self.takes_images else "sample"
+        # A list, as a module would be a second child, whose weights the state would hold twice.
+        self.learnable_patches = [
+            part for part in network.modules() if isinstance(part, Patches)
+        ]
+        self.weights_in_model = bool(self.learnable_patches) or name.startswith(
+            ("learned:", "random:")
+        )
         self.eval()
 
     @property
@@ -171,8 +177,8 @@ class Backbone(nn.Module):
             with _convolutions_in_float32():
                 return self.embed(padded(images))[: len(images)]
         batch_size = CPU_BATCH
-        if self.learnable_patches is not None:
-            batch_size = self.learnable_patches.cpu_batch
+        if self.learnable_patches:
+            batch_size = Patches.cpu_batch
         embedded = [self.embed(batch) for batch in torch.split(images, batch_size)]
         return torch.cat(embedded)
 
@@ -217,7 +223,7 @@ class Backbone(nn.Module):
             raise CifnetError(
                 f"images have shape {shape}, {images.dtype}, expected (n, 3, h, w) uint8"
             )
-        if self.learnable_patches is not None and not self.learnable_patches.is_learned:
+        if not all(patches.is_learned for patches in self.learnable_patches):
             raise UsageError(
                 f"backbone {self.name} has learned nothing: fit learns it from the first task's"
                 " images"
@@ -257,12 +263,12 @@ class Backbone(nn.Module):
                 f"engine onnxruntime computes in float32 on the CPU only, and {precision} on a"
                 f" device of type {device} was asked for: use engine auto or torch"
             )
-        if self._runtime is None and not self._has_no_graph:
-            self._runtime = prepared_runtime(self, self._engine)
-            self._has_no_graph = self._runtime is None
         if self._runtime is None:
-            return "torch"
-        return "onnxruntime"
+            self._runtime = prepared_runtime(self, self._engine)
+        if self._runtime is not None:
+            return "onnxruntime"
+        self._engine = "torch"  # it has no graph
+        return "torch"
 
     @contextmanager
     def preferring(self, engines: Sequence[str]) -> Iterator[None]:
@@ -283,14 +289,6 @@ class Backbone(nn.Module):
 
     # ------------------------------------------------------------------ identity
 
-    @property
-    def learnable_patches(self) -> Patches | None:
-        """The part of the network that a run learns and a model stores, or None."""
-        for part in self.network.modules():
-            if isinstance(part, Patches):
-                return part
-        return None
-
     @torch.inference_mode()
     def outputs(self, side: int) -> Tensor:
         """Return the embeddings (2, d) of two fixed images, by which networks are told apart.
@@ -310,19 +308,11 @@ class Backbone(nn.Module):
 
         It does not depend on the network's code; :meth:`outputs` do.
         """
-        if self._sha256 is None or self.learnable_patches is not None:
+        if self._sha256 is None or self.learnable_patches:
             self._sha256 = fingerprint(
                 repr(self.preprocessing), self.network.state_dict()
             )
         return self._sha256
-
-    @property
-    def weights_in_model(self) -> bool:
-        """Whether model files contain the network's weights, which the name alone cannot give: a
-        run has learned, trained or drawn them.
-        """
-        own_weights = ("learned:", "random:")
-        return self.learnable_patches is not None or self.name.startswith(own_weights)
 
     def load_weights(self, state: Mapping[str, Tensor]) -> None:
         """Load the weights of a learned network.
@@ -348,7 +338,7 @@ class Backbone(nn.Module):
     def parameters_count(self) -> int:
         """Number of parameters of the network; of patches, whose values are buffers, of these."""
         tensors: Iterator[Tensor] = self.network.parameters()
-        if self.learnable_patches is not None:
+        if self.learnable_patches:
             tensors = self.network.buffers()
         return sum(tensor.numel() for tensor in tensors)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 
 def small_stem_resnet18() -> nn.Module:
@@ -17,8 +16,7 @@ def small_stem_resnet18() -> nn.Module:
 
     network: nn.Module = resnet18(weights=None)
     network.conv1 = nn.Conv2d(3, 64, 3, 1, padding=1, bias=False)
-    weight = network.conv1.weight
-    nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
+    nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
     network.maxpool = nn.Identity()
     network.fc = nn.Identity()
     return network
@@ -54,27 +52,12 @@ def _stage(inputs: int, outputs: int) -> nn.Sequential:
     shortcut = None
     if outputs > inputs:
         stride = 2
-        shortcut = Halved(outputs - inputs)
+        # Option A of He et al. (2016), section 4.2: every other pixel, with channels of zeros on
+        # both sides, and no parameters.
+        channels = (outputs - inputs) // 2
+        padding = (0, 0, 0, 0, channels, channels)
+        every_other = nn.AvgPool2d(1, stride=2)
+        shortcut = nn.Sequential(every_other, nn.ConstantPad3d(padding, 0.0))
     first = BasicBlock(inputs, outputs, stride, shortcut)
     others = [BasicBlock(outputs, outputs) for _ in range(4)]
     return nn.Sequential(first, *others)
-
-
-class Halved(nn.Module):
-    """A shortcut without parameters: every other pixel, with channels of zeros on both sides.
-
-    It is option A of He et al. (2016), section 4.2.
-
-    Args:
-        added: number of channels of zeros.
-    """
-
-    def __init__(self, added: int):
-        super().__init__()
-        self.padding = added // 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (n, c, h, w) → (n, c + added, ⌈h/2⌉, ⌈w/2⌉)."""
-        pixels = x[:, :, ::2, ::2]
-        channels = (0, 0, 0, 0, self.padding, self.padding)
-        return functional.pad(pixels, channels)

@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -41,7 +41,10 @@ log = logging.getLogger(__name__)
 FLOAT32 = "32-true"
 
 REDUCED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-"""Name of a reduced precision → dtype in which autocast computes most layers."""
+"""Name of a reduced precision → dtype in which autocast computes most layers.
+
+On a CPU float16 is used where it is asked for, although Lightning takes bf16 there: a model that
+was learned on a GPU then gets the same embeddings."""
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
@@ -72,29 +75,15 @@ def check_precision(name: str) -> str:
     return name
 
 
-def autocast(device: str, precision: str) -> torch.autocast:
-    """Return a context in which a network computes in a precision.
-
-    On a CPU float16 is used where it is asked for, although Lightning takes bf16 there: a model
-    that was learned on a GPU then gets the same embeddings.
-
-    Args:
-        device: type of the device, such as "cpu".
-        precision: one of ``PRECISIONS``.
-
-    Raises:
-        UsageError: ``precision`` is none of ``PRECISIONS``.
-    """
-    dtype = REDUCED.get(check_precision(precision))
-    return torch.autocast(device, dtype, enabled=dtype is not None)
-
-
 class NoGraph(CifnetError):
     """The network has no usable graph: the export fails, or the graph gives other embeddings."""
 
 
 def prepared_runtime(backbone: Any, choice: str) -> Runtime | None:
     """Prepare the graph of a network; seconds where it is exported for the first time.
+
+    The name of a stored graph does not depend on the code of the network, which may have changed.
+    So the graph is used only if it agrees with torch on an image.
 
     Args:
         backbone: with the network.
@@ -109,44 +98,47 @@ def prepared_runtime(backbone: Any, choice: str) -> Runtime | None:
     """
     if not any(True for _ in backbone.network.parameters()):
         return None
+    threads = torch.get_num_threads()
+    path = graph_file(backbone)
+    runtime = None
+    if path.is_file():
+        side = backbone.preprocessing.image_size
+        gradient = torch.linspace(0, 255, side).byte().expand(side, side)
+        # Colours, rows and columns differ, so that a change of their order shows.
+        image = torch.stack([gradient, gradient.T, gradient.flip(1)])
+        images = image.expand(threads, -1, -1, -1)
+        try:
+            stored = Runtime(path.read_bytes())
+            check_difference(stored, backbone, images, 10 * ENGINE_TOLERANCE)
+            runtime = stored
+        # ONNX Runtime's own kinds of error for damaged files do not share a base.
+        except Exception as error:
+            log.warning("%s is not used: %s", path, one_line(error, 160))
     try:
-        runtime = stored_runtime(backbone)
+        runtime = runtime or exported_runtime(backbone, path)
     except NoGraph as error:
         if choice == "onnxruntime":
             problem = f"engine onnxruntime: {error}; or use engine torch"
             raise NoGraph(problem) from error
         log.warning("engine torch, not onnxruntime: %s", error)
         return None
-    log.info("engine onnxruntime, %s", number_of(torch.get_num_threads(), "thread"))
+    log.info("engine onnxruntime, %s", number_of(threads, "thread"))
     return runtime
 
 
 # ---------------------------------------------------------------------- stored graphs
 
 
-def stored_runtime(backbone: Any) -> Runtime:
-    """Return the runtime of the stored graph, or of one that is exported and stored now.
+def exported_runtime(backbone: Any, path: Path) -> Runtime:
+    """Export a network, and store its graph; return its runtime.
 
-    The name of a stored graph does not depend on the code of the network, which may have changed.
-    So the graph is used only if it agrees with torch on an image.
+    Args:
+        backbone: with the network.
+        path: file of the graph; the runtime is returned even if it cannot be written.
 
     Raises:
         NoGraph: the network cannot be exported, or the graph does not agree with torch.
     """
-    path = graph_file(backbone)
-    if path.is_file():
-        try:
-            runtime = Runtime(path.read_bytes())
-            side = backbone.preprocessing.image_size
-            gradient = torch.linspace(0, 255, side).byte().expand(side, side)
-            # Colours, rows and columns differ, so that a change of their order shows.
-            image = torch.stack([gradient, gradient.T, gradient.flip(1)])
-            images = image.expand(torch.get_num_threads(), -1, -1, -1)
-            check_difference(runtime, backbone, images, 10 * ENGINE_TOLERANCE)
-            return runtime
-        # ONNX Runtime's own kinds of error for damaged files do not share a base.
-        except Exception as error:
-            log.warning("%s is not used: %s", path, one_line(error, 160))
     log.info("exporting %s to ONNX, once: 4 to 15 s", backbone.name)
     content = exported(backbone)
     runtime = checked_runtime(content, backbone)
@@ -186,11 +178,11 @@ _export_lock = threading.Lock()
 class _Normalised(nn.Module):
     """The module that is exported: images (n, h, w, 3) uint8 → embeddings (n, d) float32."""
 
-    def __init__(self, network: nn.Module, scale: Tensor, shift: Tensor):
+    def __init__(self, backbone: Any):
         super().__init__()
-        self.network = network
-        self.scale = scale
-        self.shift = shift
+        self.network = backbone.network
+        self.scale = backbone.scale
+        self.shift = backbone.shift
 
     def forward(self, images: Tensor) -> Tensor:
         """Embed images."""
@@ -233,7 +225,7 @@ def exported(backbone: Any) -> bytes:
     example = torch.zeros(2, side, side, 3, dtype=torch.uint8)
     any_size = torch.export.Dim.AUTO
     dynamic_shapes = ({0: torch.export.Dim.DYNAMIC, 1: any_size, 2: any_size},)
-    module = _Normalised(backbone.network, backbone.scale, backbone.shift)
+    module = _Normalised(backbone)
     failed = f"{backbone.name} cannot be exported"
     # The exporter has an error class for every unknown operation.
     with explained(NoGraph, failed), exclusive_export():
@@ -418,17 +410,14 @@ class Runtime:
         largest = max(1, threads_each * PIXELS_PER_PIECE // area)
         pieces_each = math.ceil(count / (workers * largest))
         pieces = np.array_split(pixels, min(count, workers * pieces_each))
-
-        def embed(piece: np.ndarray) -> np.ndarray:
-            (z,) = session.run(None, {"images": piece})
-            return np.asarray(z)
-
+        inputs = [{"images": piece} for piece in pieces]
+        embed = partial(session.run, None)
         try:
-            embeddings = list(_workers(workers).map(embed, pieces))
+            outputs = list(_workers(workers).map(embed, inputs))
         except Exception as error:  # its own kinds of error, which do not share a base
             log.debug("ONNX Runtime refuses images: %s", one_line(error))
             return None
-        return torch.from_numpy(np.concatenate(embeddings))
+        return torch.from_numpy(np.concatenate([z for (z,) in outputs]))
 
 
 _workers = lru_cache(maxsize=2)(ThreadPoolExecutor)

@@ -64,14 +64,10 @@ class Patches(nn.Module):
         super().__init__()
         self.cells = cells
         self.features = 2 * centres * cells**2
-        filters = torch.zeros(3 * PATCH_SIDE**2, centres)
-        self.filters: Tensor = nn.Buffer(filters)
-        offset = torch.zeros(centres)
-        self.offset: Tensor = nn.Buffer(offset)
-        mean = torch.zeros(self.features)
-        self.mean: Tensor = nn.Buffer(mean)
-        ones = torch.ones(self.features)
-        self.deviation: Tensor = nn.Buffer(ones)
+        self.filters: Tensor = nn.Buffer(torch.zeros(3 * PATCH_SIDE**2, centres))
+        self.offset: Tensor = nn.Buffer(torch.zeros(centres))
+        self.mean: Tensor = nn.Buffer(torch.zeros(self.features))
+        self.deviation: Tensor = nn.Buffer(torch.ones(self.features))
 
     @property
     def is_learned(self) -> bool:
@@ -89,9 +85,8 @@ class Patches(nn.Module):
         width = x.shape[3] - PATCH_SIDE + 1
         row_shares = _cell_shares(height, self.cells)
         column_shares = _cell_shares(width, self.cells)
-        shares = torch.einsum("ih,jw->ijhw", row_shares, column_shares)
-        flat_shares = shares.reshape(self.cells**2, height * width)
-        pooling = flat_shares.to(x)
+        # Kronecker: a row for each cell, with the share of each position.
+        pooling = torch.kron(row_shares, column_shares).to(x)
         unfolded = functional.unfold(x, PATCH_SIDE)
         patches = normalised(unfolded.mT)
         threshold = self.offset + THRESHOLD
@@ -126,19 +121,17 @@ class Patches(nn.Module):
         drawn = _drawn_patches(images, generator)
         patches = normalised(drawn)
         mean = patches.mean(dim=0)
-        covariance = torch.cov((patches - mean).T)
-        values, vectors = torch.linalg.eigh(covariance)
+        centred = patches - mean
+        values, vectors = torch.linalg.eigh(torch.cov(centred.T))
         deviations = (values + WHITENING_REGULARISATION).sqrt()
         scaled = vectors / deviations
         whitening = scaled @ vectors.T
-        whitened = (patches - mean) @ whitening
+        whitened = centred @ whitening
         count = self.offset.numel()
         centres = spherical_k_means(whitened, count, generator)
-        filters = whitening @ centres.T
-        self.filters.copy_(filters)
+        self.filters.copy_(whitening @ centres.T)
         white_mean = mean @ whitening
-        offset = white_mean @ centres.T
-        self.offset.copy_(offset)
+        self.offset.copy_(white_mean @ centres.T)
         order = torch.randperm(len(images), generator=generator)
         self._standardise(images[order[:STANDARDISED_BY]])
 
@@ -149,8 +142,7 @@ class Patches(nn.Module):
         roots = torch.cat([self._square_roots(part.float()) for part in parts])
         deviation, mean = torch.std_mean(roots, dim=0, correction=0)
         self.mean.copy_(mean)
-        positive = torch.where(deviation > 0, deviation, 1)
-        self.deviation.copy_(positive)
+        self.deviation.copy_(torch.where(deviation > 0, deviation, 1))
 
 
 def _drawn_patches(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -158,9 +150,10 @@ def _drawn_patches(images: Tensor, generator: torch.Generator) -> Tensor:
     rows_of_windows = images.cpu().unfold(2, PATCH_SIDE, 1)
     windows = rows_of_windows.unfold(3, PATCH_SIDE, 1)  # a view
     count, _, rows, columns = windows.shape[:4]
-    image = torch.randint(count, (DRAWN_PATCHES,), generator=generator)
-    row = torch.randint(rows, (DRAWN_PATCHES,), generator=generator)
-    column = torch.randint(columns, (DRAWN_PATCHES,), generator=generator)
+    image, row, column = (
+        torch.randint(choices, (DRAWN_PATCHES,), generator=generator)
+        for choices in (count, rows, columns)
+    )
     patches = windows[image, :, row, column]
     return patches.float().flatten(1)
 

@@ -43,7 +43,7 @@ from cifnet_pl.backbones.structures import (
     structured,
     with_late_layers,
 )
-from cifnet_pl.backbones.weight_files import fill, read_tensors
+from cifnet_pl.backbones.weight_files import match_names, read_tensors
 from cifnet_pl.utilities import plugins
 from cifnet_pl.utilities.errors import (
     CheckpointError,
@@ -88,8 +88,14 @@ def build_backbone(
     """
     base_name, views = split_views(name)
     family, _, rest = base_name.partition(":")
-    build = _builder(family)
-    network, features, preprocessing = build(rest, architecture, download)
+    builder = BACKBONES.get(family)
+    if builder is None:
+        entry_point = plugins.entry_point("backbones", family)
+        if entry_point is None:
+            known = [*BACKBONES, *plugins.offered("backbones")]
+            raise unknown_name("backbone", family, known)
+        builder = cast(Builder, import_object(entry_point))
+    network, features, preprocessing = builder(rest, architecture, download)
     if "layers" in views:
         side = preprocessing.image_size
         network, features = with_late_layers(network, features, side)
@@ -98,32 +104,18 @@ def build_backbone(
     return Backbone(name, network, features, preprocessing, architecture, engine)
 
 
-def split_views(name: str) -> tuple[str, list[str]]:
+def split_views(name: str) -> tuple[str, set[str]]:
     """Split the name of a backbone into the name without views, and its views.
 
-    The views are in the order of ``VIEWS``; one that is named twice is one.
-
     Example:
-        >>> split_views("file:a+b.pth+mirror+layers")
-        ('file:a+b.pth', ['layers', 'mirror'])
+        >>> split_views("file:a+b.pth+mirror+mirror")
+        ('file:a+b.pth', {'mirror'})
     """
     parts = name.split("+")
-    found = set()
+    views = set()
     while len(parts) > 1 and parts[-1] in VIEWS:
-        found.add(parts.pop())
-    return "+".join(parts), [view for view in VIEWS if view in found]
-
-
-def _builder(family: str) -> Builder:
-    """Return the builder of a family, of this package or of a plug-in."""
-    if family in BACKBONES:
-        return BACKBONES[family]
-    entry_point = plugins.entry_point("backbones", family)
-    if entry_point is None:
-        known = [*BACKBONES, *plugins.offered("backbones")]
-        raise unknown_name("backbone", family, known)
-    builder: Builder = plugins.import_object(entry_point)
-    return builder
+        views.add(parts.pop())
+    return "+".join(parts), views
 
 
 def backbone_imports(name: str, architecture: str | None = None) -> list[str]:
@@ -248,7 +240,7 @@ def torchvision_weights(
         CifnetError: the weights are not on this machine, and may not be fetched.
         CheckpointError: they cannot be fetched, or the file does not hold them.
     """
-    from torchvision.models import get_model_builder
+    from torchvision.models import get_model
 
     weights = _torchvision_weights(rest)
     transform = weights.transforms()
@@ -262,11 +254,10 @@ def torchvision_weights(
             f"the weights {rest} are not on this machine (looked for {file}): put the file there, "
             "or allow the download with --model.download true (Python: download=True)"
         )
-    class_name = type(weights).__name__
-    build = get_model_builder(class_name.removesuffix("_Weights").lower())
+    model = type(weights).__name__.removesuffix("_Weights").lower()
     failed = f"cannot load the weights {rest} ({file}, from {weights.url})"
     with explained(CheckpointError, failed, OSError, RuntimeError):
-        network, features = headless(build(weights=weights))
+        network, features = headless(get_model(model, weights=weights))
     image_size = transform.crop_size[0]
     crop_ratio = image_size / transform.resize_size[0]
     mean = tuple(transform.mean)
@@ -337,7 +328,7 @@ def timm_model(rest: str, architecture: str | None, download: bool) -> BuiltNetw
         network = timm.create_model(
             rest, pretrained=True, pretrained_cfg_overlay={"state_dict": state}
         )
-    return _without_classifier(network)
+    return _without_classifier(timm, network)
 
 
 def _import_timm(name: str) -> Any:
@@ -349,13 +340,10 @@ def _import_timm(name: str) -> Any:
     return timm
 
 
-def _without_classifier(network: Any) -> BuiltNetwork:
-    """Cut the classifier off a network of timm."""
-    import timm
-
+def _without_classifier(timm: Any, network: Any) -> BuiltNetwork:
+    """Cut the classifier off a network of timm, the module that has built it."""
     network.reset_classifier(0)
-    timm_data = cast(Any, timm.data)
-    config = timm_data.resolve_model_data_config(network)
+    config = timm.data.resolve_model_data_config(network)
     preprocessing = Preprocessing(
         config["input_size"][-1],
         config["crop_pct"],
@@ -400,8 +388,10 @@ def weight_file(rest: str, architecture: str | None, download: bool) -> BuiltNet
             "backbone file:… needs an architecture, e.g. --model.architecture resnet18"
         )
     built = random_weights(architecture, None, download)
-    tensors = read_tensors(Path(rest))
-    fill(built.network, tensors, rest)
+    stored = read_tensors(Path(rest))
+    tensors = match_names(stored, built.network.state_dict())
+    with explained(CheckpointError, f"{rest} does not fill the network", RuntimeError):
+        built.network.load_state_dict(tensors)
     return built
 
 
@@ -426,22 +416,21 @@ def random_weights(rest: str, architecture: str | None, download: bool) -> Built
     Raises:
         UsageError: the architecture is unknown.
     """
-    from torchvision.models import get_model_builder, list_models
+    from torchvision.models import get_model, list_models
 
     if rest.startswith("import:"):
         return imported(rest.removeprefix("import:"), None, download)
     if rest.startswith("timm:"):
         name = rest.removeprefix("timm:")
         timm = _import_timm(name)
-        return _without_classifier(timm.create_model(name, pretrained=False))
+        return _without_classifier(timm, timm.create_model(name, pretrained=False))
     if rest in CIFAR_ARCHITECTURES:
         build, features = CIFAR_ARCHITECTURES[rest]
         return BuiltNetwork(build(), features, CIFAR100)
     if rest not in list_models():
         known = [*CIFAR_ARCHITECTURES, *list_models()]
         raise unknown_name("architecture", rest, known)
-    build = get_model_builder(rest)
-    network, features = headless(build(weights=None))
+    network, features = headless(get_model(rest, weights=None))
     return BuiltNetwork(network, features, Preprocessing(224, 0.875))
 
 
@@ -468,7 +457,13 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
         TypeError,
         ValueError,
     ):
-        features, preprocessing = _declared_preprocessing(network)
+        features = int(network.features)
+        preprocessing = Preprocessing(
+            int(network.image_size),
+            float(getattr(network, "crop_ratio", 1.0)),
+            _of_channels(network.mean),
+            _of_channels(network.std),
+        )
     side = preprocessing.image_size
     fails = f"import:{rest} fails"
     with explained(UsageError, fails, reason=failure), torch.inference_mode():
@@ -480,17 +475,6 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
             f" (2, {features})"
         )
     return BuiltNetwork(network, features, preprocessing)
-
-
-def _declared_preprocessing(network: Any) -> tuple[int, Preprocessing]:
-    """Return the feature width and the preprocessing that a network's attributes name."""
-    preprocessing = Preprocessing(
-        int(network.image_size),
-        float(getattr(network, "crop_ratio", 1.0)),
-        _of_channels(network.mean),
-        _of_channels(network.std),
-    )
-    return int(network.features), preprocessing
 
 
 def _of_channels(values: Any) -> tuple[float, float, float]:
@@ -507,11 +491,11 @@ def learned_backbone(
     Its weights come from a stored model.
     """
     structure, _, initial_name = rest.partition(":")
-    family, _, initial_rest = initial_name.partition(":")
-    build = partial(_builder(family), initial_rest, None, download)
-    _, features, preprocessing = build()
-    network, width_factor = structured(structure, lambda: build()[0])
-    return BuiltNetwork(network, width_factor * features, preprocessing)
+    build = partial(build_backbone, initial_name, None, download)
+    initial = build()
+    network, width_factor = structured(structure, lambda: build().network)
+    features = width_factor * initial.features
+    return BuiltNetwork(network, features, initial.preprocessing)
 
 
 BACKBONES: dict[str, Builder] = {

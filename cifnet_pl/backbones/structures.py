@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -106,24 +107,17 @@ class Branches(nn.ModuleList):
         return torch.cat(embeddings, dim=1)
 
 
-class LastStages(nn.Module):
-    """Several last stages side by side behind the stages that they share (MEMO).
+def last_stages(shared: nn.Module, branches: Branches) -> nn.Module:
+    """Return several last stages side by side behind the stages that they share (MEMO).
 
     Args:
         shared: all stages but the last, with the stem.
         branches: last stages, each with the module that pools its map.
+
+    Returns:
+        Images → embeddings (n, Σ d).
     """
-
-    def __init__(self, shared: nn.Module, branches: Branches):
-        super().__init__()
-        self.shared = shared
-        self.branches = branches
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (n, Σ d)."""
-        maps = self.shared(x)
-        z: Tensor = self.branches(maps)
-        return z
+    return nn.Sequential(OrderedDict(shared=shared, branches=branches))
 
 
 class Unrectified(nn.Module):
@@ -188,14 +182,13 @@ def structured(structure: str, build: Callable[[], nn.Module]) -> tuple[nn.Modul
     networks = [build() for _ in range(count)]
     if found[1] == "branches":
         return Branches(networks), count
-    last_stages = Branches()
+    branches = Branches()
     for network in networks:
         stages, pooling = stages_of(network)
-        last_stage = nn.Sequential(stages[-1], pooling)
-        last_stages.append(last_stage)
+        branches.append(nn.Sequential(stages[-1], pooling))
     first_stages, _ = stages_of(networks[0])
     shared = nn.Sequential(*first_stages[:-1])
-    return LastStages(shared, last_stages), count
+    return last_stages(shared, branches), count
 
 
 # ---------------------------------------------------------------------- views

@@ -1,4 +1,4 @@
-"""Read the tensors of a checkpoint of any framework, and fill a network with them."""
+"""Read the tensors of a checkpoint of any framework, by the names that a network gives them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, explained
 from cifnet_pl.utilities.files import refuse_pointer
@@ -91,24 +91,6 @@ def _stripped(key: str, names: Collection[str]) -> str | None:
     return name
 
 
-def fill(network: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
-    """Load all tensors of a network in place.
-
-    Args:
-        network: the network.
-        stored: tensors by the names of any training framework.
-        source: name of the file or weights, for errors.
-
-    Raises:
-        CheckpointError: tensors are missing or have another shape.
-    """
-    filling = match_names(stored, network.state_dict())
-    with explained(
-        CheckpointError, f"{source} does not fill the network", RuntimeError
-    ):
-        network.load_state_dict(filling)
-
-
 def load_tensors(path: Path, map_location: Any = "cpu") -> Any:
     """Read a file of torch without executing anything from it.
 
@@ -160,11 +142,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             f"{path} holds a {type(content).__name__}, expected a dictionary of tensors"
         )
     state = _inner_state(content)
-    tensors = {}
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            tensors[name] = value
-    return tensors
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def _inner_state(content: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.backbones.structures import Branches, LastStages, grown, stages_of
+from cifnet_pl.backbones.structures import Branches, grown, last_stages, stages_of
 from cifnet_pl.iterative.descent import StepBatch
 from cifnet_pl.iterative.losses import auxiliary_targets
 from cifnet_pl.iterative.trainer import IterativeModule
@@ -123,5 +123,5 @@ class MEMOModule(DERModule):
 
     def learned_network(self) -> tuple[str, nn.Module]:
         """Return the structure, and the shared stages with all last ones."""
-        network = LastStages(self.shared, self.branches)
+        network = last_stages(self.shared, self.branches)
         return f"last_stages.{len(self.branches)}", network

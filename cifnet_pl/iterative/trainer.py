@@ -200,7 +200,7 @@ class IterativeModule(TaskModule):
         )
         with self.seeded(0):
             self.backbone = self._build()
-        trainable = self.backbone.learnable_patches is None
+        trainable = not self.backbone.learnable_patches
         check_that(trainable, "backbone", backbone, "a network with gradients")
         self._pretrained_sha256 = self.backbone.sha256
         self._network_params = self.backbone.parameters_count

@@ -169,9 +169,9 @@ class CIFNetModule(TaskModule):
 
     def on_fit_start(self) -> None:
         """Fit a backbone that learns, and refuse a run with more classes than buffer samples."""
-        patches = self.backbone.learnable_patches
-        if patches is not None and not patches.is_learned:
-            self._learn_backbone(patches)
+        for patches in self.backbone.learnable_patches:
+            if not patches.is_learned:
+                self._learn_backbone(patches)
         super().on_fit_start()
         if self.buffer is not None:
             self.buffer.quota(len(self.data.plan.classes))

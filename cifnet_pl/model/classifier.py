@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.backbones.engines import FLOAT32, autocast, check_precision
+from cifnet_pl.backbones.engines import FLOAT32, REDUCED, check_precision
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, Task, pieces
 from cifnet_pl.data.sources.python_objects import are_embeddings
 from cifnet_pl.data.sources.tables import open_table
@@ -383,7 +383,8 @@ class Classifier(ModelLearner):
     def embed_unchecked(self, images: Tensor) -> Tensor:
         """Embed as :meth:`embed`, but without looking at the embeddings, for which a GPU waits."""
         device = self.backbone.device
-        with autocast(device.type, self.precision):
+        dtype = REDUCED.get(check_precision(self.precision))
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
             z: Tensor = self.backbone(images.to(device))
         return z.to(self.device)
 

@@ -17,7 +17,7 @@ from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.model.calibration import OpenSetDecision, OpenSetPredictor
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving.gate import ApiObject, decoded
-from cifnet_pl.serving.inspection import ClassPredictions, class_predictions
+from cifnet_pl.serving.inspection import ClassPredictions, class_estimates
 from cifnet_pl.utilities.text import printable
 
 LARGEST_BATCH = 8
@@ -126,13 +126,7 @@ class ServedModel:
     @cached_property
     def predictions(self) -> ClassPredictions:
         """Leave-one-out predictions of each class; it takes seconds."""
-        return class_predictions(self.model)
-
-    def answers(self, pixels: Tensor) -> list[ScoredImage]:
-        """Return the results for images (n, s, s, 3) uint8."""
-        with torch.inference_mode():
-            z = self.model.embed(pixels.permute(0, 3, 1, 2))
-            return self.scored(z)
+        return ClassPredictions(classes=class_estimates(self.model))
 
     def scored(self, z: Tensor) -> list[ScoredImage]:
         """Return the results for embeddings (n, d)."""
@@ -203,8 +197,11 @@ class Answering:
                 answers.append(answer)
         if not answers:
             return
+        served = self.served  # what was stored before the last of them came counts
         try:
-            results = self.served.answers(torch.from_numpy(np.stack(pixels)))
+            images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+            with torch.inference_mode():
+                results = served.scored(served.model.embed(images))
         except BaseException as error:  # as above
             for answer in answers:
                 answer.set_exception(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -73,6 +74,9 @@ RECEIVED_AT_ONCE = 2
 
 GROUPED_IMAGES = 2000
 """Images that are grouped in one request: the time grows with the square of their number."""
+
+AUDITED_IMAGES = 2000
+"""Kept images that are audited at most, evenly spaced."""
 
 PREVIEW_SIDE = 320
 """Pixels of a side of what is shown where a browser cannot show an image's format."""
@@ -145,10 +149,6 @@ def check_writable(service: AskedService) -> None:
         )
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": Error},
-    "5XX": {"model": Error},
-}
 SentFiles = Annotated[list[UploadFile], File(description="one image or many")]
 Text = Annotated[str, Field(max_length=1000)]
 """A text whose length is checked, so that one with half a character, which no file can store, is
@@ -178,8 +178,8 @@ Anyway = Annotated[
     ),
 ]
 
-routes = APIRouter(responses=ERRORS)
-writes = APIRouter(responses=ERRORS, dependencies=[Depends(check_writable)])
+routes = APIRouter()
+writes = APIRouter(dependencies=[Depends(check_writable)])
 
 # ---------------------------------------------------------------------- classify and inspect
 
@@ -213,10 +213,9 @@ async def classify(
     for name, future in waiting:
         try:
             scored = await future
+            answers.append(scored.answer(name, top))
         except UnreadableImage as error:
             answers.append(ImageAnswer(file=printable(name), unreadable=str(error)))
-            continue
-        answers.append(scored.answer(name, top))
     return Classification(version=version, images=answers)
 
 
@@ -292,8 +291,9 @@ def audit(service: AskedService) -> inspection.AuditView:
     """Label errors among the kept images; takes seconds."""
     with service.costly:
         kept = service.workspace.kept_images()
-        label_of = inspection.audited_labels(kept)
-        files, z = service.inbox.embeddings(list(label_of))
+        label_of = {file: name for name, files in kept.items() for file in files}
+        step = math.ceil(len(label_of) / AUDITED_IMAGES) or 1
+        files, z = service.inbox.embeddings(list(label_of)[::step])
         return inspection.audited(files, z, [label_of[file] for file in files])
 
 
@@ -307,9 +307,10 @@ def image(
 ) -> Response:
     """A kept image; a small JPEG where browsers cannot show its format."""
     path = service.workspace.image(name)
+    content = path.read_bytes()
     if path.suffix in MEDIA_TYPES and not small:
-        return Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix])
-    square = decoded(path.read_bytes(), PREVIEW_SIDE)
+        return Response(content, media_type=MEDIA_TYPES[path.suffix])
+    square = decoded(content, PREVIEW_SIDE)
     preview = io.BytesIO()
     Image.fromarray(square).save(preview, "JPEG")
     return Response(preview.getvalue(), media_type="image/jpeg")
@@ -595,6 +596,7 @@ def make_app(service: Service, access: Access) -> Gate:
         description="A learned model: classify, learn, inspect, change.",
         docs_url=None,
         redoc_url=None,
+        responses={"4XX": {"model": Error}, "5XX": {"model": Error}},
         lifespan=lifespan,
     )
     app.state.service = service

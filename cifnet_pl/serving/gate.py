@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import PurePosixPath
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -343,9 +344,7 @@ def checked_names(
     stored = {name: tidy(name) for name in names}
     distinct = list(dict.fromkeys(stored.values()))
     class_names(distinct, "the request", UsageError)
-    meant: dict[str, str] = {}
-    for other in known:
-        meant.setdefault(bare(other), other)
+    meant = {bare(other): other for other in reversed(known)}
     instead = {}
     for name in distinct:
         other = meant.setdefault(bare(name), name)
@@ -367,8 +366,7 @@ def folder_of(path: str) -> str | None:
         >>> folder_of("birds/train/hen/1.jpg"), folder_of("birds/train/1.jpg")
         ('hen', None)
     """
-    names = path.replace("\\", "/").split("/")
-    parts = [name for name in names if name not in ("", ".")]
-    if len(parts) < 2 or split_of(parts[-2]) is not None:
+    folder = PurePosixPath(path.replace("\\", "/")).parent.name
+    if split_of(folder) is not None:
         return None
-    return tidy(parts[-2]) or None
+    return tidy(folder) or None

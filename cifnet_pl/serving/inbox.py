@@ -34,7 +34,12 @@ from cifnet_pl.serving.gate import (
     uploads,
 )
 from cifnet_pl.serving.messages import DAMAGED, SHOWN_NAMES, RequestError
-from cifnet_pl.serving.workspace import WaitingImage, Workspace, names_of_hashes
+from cifnet_pl.serving.workspace import (
+    FilesOfClasses,
+    WaitingImage,
+    Workspace,
+    names_of_hashes,
+)
 from cifnet_pl.utilities.text import number_of, printable
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
@@ -117,14 +122,14 @@ class ImagesToLearn(NamedTuple):
     """Images that wait and are to be learned.
 
     Attributes:
-        classes: class name → names of files.
+        classes: by their names.
         selected: content hashes of those that someone chose while others wait. These are the least
             probable ones, so an accuracy of them says little of new images. None where only folders
             named them; none at all where nothing else waits.
         left_out: images that cannot be learned.
     """
 
-    classes: dict[str, list[str]]
+    classes: FilesOfClasses
     selected: list[int] | None
     left_out: list[LeftOut]
 
@@ -138,34 +143,31 @@ class Inbox:
 
     Attributes:
         known: name of an image → its embedding (d,), right for every version.
+        changed: set to have the thread embed new images.
     """
 
     def __init__(self, workspace: Workspace, answering: Answering):
         self.workspace = workspace
         self.answering = answering
         self.known: dict[str, Tensor] = {}
-        self._changed = threading.Event()
+        self.changed = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
-        self._changed.set()
+        self.changed.set()
         self._thread.start()
-
-    def request_update(self) -> None:
-        """Have the thread embed new images; return at once."""
-        self._changed.set()
 
     def close(self) -> None:
         """Stop the thread that embeds."""
         self._ended = True
-        self._changed.set()
+        self.changed.set()
         self._thread.join()
 
     # ------------------------------------------------------------------ embed in the background
 
     def _run(self) -> None:
         """Embed after each change."""
-        while self._changed.wait() and not self._ended:
-            self._changed.clear()
+        while self.changed.wait() and not self._ended:
+            self.changed.clear()
             try:
                 self._update()
             except (
@@ -175,9 +177,9 @@ class Inbox:
 
     def _update(self) -> None:
         """Embed what is not known yet, and drop what is no longer needed."""
-        self._embed([image.file for image in self.workspace.waiting()])
-        waiting = {image.file for image in self.workspace.waiting()}  # by now
-        needed = waiting.union(*self.workspace.kept_images().values())
+        self._embed(self.workspace.waiting())
+        waiting = self.workspace.waiting()  # by now
+        needed = set(waiting).union(*self.workspace.kept_images().values())
         for name in self.known.keys() - needed:
             self.known.pop(name, None)
 
@@ -198,7 +200,7 @@ class Inbox:
             return [], torch.zeros(0, 0)
         return list(present), torch.stack(list(present.values()))
 
-    def _embed(self, names: Sequence[str]) -> None:
+    def _embed(self, names: Iterable[str]) -> None:
         """Embed images that are not known yet, a few together; unreadable ones stay unknown."""
         new = [name for name in names if name not in self.known]
         for start in range(0, len(new), LARGEST_BATCH):
@@ -235,7 +237,7 @@ class Inbox:
         model = self.answering.served.model
         images = uploads(files, model.image_size, model.crop_ratio)
         learned = names_of_hashes(model)
-        waiting = {image.file for image in self.workspace.waiting()}
+        waiting = set(self.workspace.waiting())
         while part := list(islice(images, LARGEST_BATCH)):
             received = list[Upload]()
             for image in part:
@@ -258,7 +260,7 @@ class Inbox:
                 if image.file not in new:
                     known = KnownImage(image=image.file, file=printable(image.path))
                     result.known.append(known)
-        self.request_update()
+        self.changed.set()
         return result
 
     def view(
@@ -274,11 +276,11 @@ class Inbox:
         """
         served = self.answering.served
         waiting = self.workspace.waiting()
-        predicted = self._predictions([image.file for image in waiting])
-        seen = [image for image in waiting if image.file in predicted]
-        rest = [image for image in waiting if image.file not in predicted]
+        predicted = self._predictions(waiting)
+        seen = [image for file, image in waiting.items() if file in predicted]
+        rest = [image for file, image in waiting.items() if file not in predicted]
         if rest:
-            self.request_update()
+            self.changed.set()
         seen.sort(key=lambda image: _sureness(predicted[image.file]), reverse=surest)
         images = seen + rest
         if after is not None:
@@ -286,9 +288,9 @@ class Inbox:
         shown = images[first : first + count]
         in_folders = 0
         names = {}
-        for image in waiting:
+        for file, image in waiting.items():
             if image.name is not None:
-                names[image.file] = image.name
+                names[file] = image.name
             elif image.folder is not None:
                 in_folders += 1
         return InboxView(
@@ -296,22 +298,22 @@ class Inbox:
             waiting=len(waiting),
             seen=len(seen),
             in_folders=in_folders,
-            newest=max((image.number for image in waiting), default=0),
+            newest=max((image.number for image in waiting.values()), default=0),
             names=names,
             images=[_shown(image, predicted.get(image.file)) for image in shown],
         )
 
-    def _predictions(self, names: Sequence[str]) -> dict[str, ScoredImage]:
+    def _predictions(self, names: Iterable[str]) -> dict[str, ScoredImage]:
         """Return the results of the served version; those of the named images are there, once they
         are embedded.
         """
         served = self.answering.served
-        before = served.predicted
-        new = [name for name in names if name in self.known and name not in before]
+        predicted = served.predicted
+        new = [name for name in names if name in self.known and name not in predicted]
         if new:
             z = torch.stack([self.known[name] for name in new])
-            served.predicted.update(zip(new, served.scored(z), strict=True))
-        return served.predicted
+            predicted.update(zip(new, served.scored(z), strict=True))
+        return predicted
 
     def group(self, images: Sequence[str]) -> list[UploadGroup]:
         """Group images by similarity; suggest the class that is predicted for most of a group."""
@@ -345,7 +347,7 @@ class Inbox:
             RequestError: none is left; or, unless it is learned ``anyway``, a class whose name is
                 nearly that of another one, or an image that was learned as another class.
         """
-        waiting = {image.file: image for image in self.workspace.waiting()}
+        waiting = self.workspace.waiting()
         chosen = [file for file in waiting if file in names]
         if not chosen:
             raise RequestError(
@@ -356,19 +358,20 @@ class Inbox:
         model = self.answering.served.model
         given = [names[file] for file in chosen]
         stored = checked_names(given, model.class_names, anyway)
-        content_of = {path.name: path for path in self.workspace.unchanged(chosen)}
+        hash_of = self.workspace.unchanged(chosen)
+        left_out = [
+            LeftOut(file=printable(waiting[file].path), reason=DAMAGED)
+            for file in chosen
+            if file not in hash_of
+        ]
+        if not hash_of:
+            raise RequestError(409, f"{left_out[0].file}: {DAMAGED}")
         learned = names_of_hashes(model)
-        classes: dict[str, list[str]] = {}
+        classes: FilesOfClasses = {}
         selected = []
-        left_out = []
-        for file in chosen:
+        for file, content in hash_of.items():
             image = waiting[file]
-            if file not in content_of:
-                shown = printable(image.path)
-                left_out.append(LeftOut(file=shown, reason=DAMAGED))
-                continue
             name = stored[names[file]]
-            content = content_hash(content_of[file].read_bytes())
             names_before = learned.get(content, set())
             others = names_before - {name}
             if others and not anyway:
@@ -382,12 +385,10 @@ class Inbox:
                 classes.setdefault(name, []).append(file)
                 if bare(name) not in map(bare, image.folders):
                     selected.append(content)
-        if not content_of:
-            raise RequestError(409, f"{left_out[0].file}: {DAMAGED}")
         if not classes:
-            photos = number_of(len(content_of), "photo")
+            photos = number_of(len(hash_of), "photo")
             raise RequestError(422, f"{photos} sent, but all were learned before")
-        if waiting.keys() <= content_of.keys():
+        if waiting.keys() <= hash_of.keys():
             return ImagesToLearn(classes, [], left_out)
         return ImagesToLearn(classes, selected or None, left_out)
 

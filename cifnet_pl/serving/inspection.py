@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -30,9 +28,6 @@ CONFUSED_SHARE = 0.1
 MIN_CONFUSIONS = 2
 """Images of a class that must be taken for another one before it is named."""
 
-AUDITED_IMAGES = 2000
-"""Kept images that are audited at most, evenly spaced."""
-
 PHOTO_SCALE = 2
 """Pixels of an image's shorter side for each that the backbone sees of it: as many as
 :mod:`cifnet_pl.images.jpeg` decodes. One costs 2 to 4 points (``docs/studies/shrinking.md``)."""
@@ -54,17 +49,21 @@ ACCURACY_MESSAGES = {
 """How the two accuracies were found, by the kind of the estimate."""
 
 
+Bounds = tuple[float, float]
+"""Percentages between which an accuracy lies."""
+
+
 class AccuracyEstimate(ApiObject):
     """Two accuracies of images that were not learned, which must not be mistaken."""
 
     loo_accuracy: float | None
     """Percent of images in the calibration buffer that are predicted right, each left out."""
-    loo_accuracy_interval: tuple[float, float] | None
+    loo_accuracy_interval: Bounds | None
     """Percentages between which it lies with a probability of 95 %."""
     new_group_accuracy: float | None
     """The same with the whole group left out, an estimate; or the percentage that was measured on
     labelled images after a distribution shift."""
-    new_group_accuracy_interval: tuple[float, float] | None
+    new_group_accuracy_interval: Bounds | None
     """Percentages between which as many new groups lie with a probability of 95 %."""
     kind: Kind
     """Source of new_group_accuracy: from groups that were found or given, independent images, or
@@ -109,7 +108,7 @@ class ClassEstimate(ApiObject):
     name: str
     accuracy: float | None = None
     """Estimated percentage on new groups; null: too few images to say."""
-    interval: tuple[float, float] | None = None
+    interval: Bounds | None = None
     """Percentages between which as many new groups lie with a probability of 95 %."""
     confused_with: list[str] = Field(default=[])
     """Classes that are predicted instead, the most frequent first."""
@@ -147,7 +146,7 @@ class AuditView(ApiObject):
 
 def accuracy_of_classes(
     model: Classifier, names: Sequence[str]
-) -> tuple[float | None, tuple[float, float] | None]:
+) -> tuple[float | None, Bounds | None]:
     """Return the leave-one-group-out accuracy of the buffer's samples of some classes.
 
     Args:
@@ -167,7 +166,7 @@ def accuracy_of_classes(
 
 def _accuracy(
     confusion: np.ndarray, samples: CalibrationSamples | None, rows: list[int]
-) -> tuple[float | None, tuple[float, float] | None]:
+) -> tuple[float | None, Bounds | None]:
     """Return the accuracy of the classes of some rows, as :func:`accuracy_of_classes` does."""
     images = int(confusion[rows].sum())
     if not images or samples is None:
@@ -179,59 +178,33 @@ def _accuracy(
     return 100 * share, forecast(share, len(groups))
 
 
-def class_predictions(model: Classifier) -> ClassPredictions:
-    """Return leave-one-group-out predictions of the buffer by class, in the model's order."""
-    return ClassPredictions(classes=class_estimates(model))
-
-
 def class_estimates(model: Classifier) -> list[ClassEstimate]:
-    """Return the accuracy of each class on new groups, and what it is confused with."""
-    names = model.class_names
-    estimates = [ClassEstimate(name=name) for name in names]
+    """Return the accuracy of each class on new groups, and what it is confused with, in order."""
+    estimate_of = {name: ClassEstimate(name=name) for name in model.class_names}
+    estimates = list(estimate_of.values())
     kind = model.calibration.estimate_kind
-    if kind == "unknown" or len(names) <= 1:
+    if kind == "unknown" or len(estimates) <= 1:
         return estimates
     left_out = evaluate_left_out(model)
+    for pair in left_out.confused_pairs():
+        others = estimate_of[pair.target].confused_with
+        least = max(MIN_CONFUSIONS, CONFUSED_SHARE * pair.images)
+        if pair.confusions >= least and len(others) < SHOWN_NAMES:
+            others.append(pair.predicted)
+    if kind == "few":
+        return estimates
     confusion = left_out.confusion
-    rare = left_out.rarely_predicted
     samples = model.calibration_samples()
-    images = confusion.sum(axis=1)
-    for row, estimate in enumerate(estimates):
-        estimate.confused_with = confused_with(names, confusion[row], row)
-        if kind == "few":
-            continue
-        estimate.rarely_predicted = estimate.name in rare
-        if images[row] >= MIN_IMAGES_PER_CLASS:
+    for name in left_out.rarely_predicted:
+        estimate_of[name].rarely_predicted = True
+    for row, images in enumerate(confusion.sum(axis=1)):
+        estimate = estimates[row]
+        if images >= MIN_IMAGES_PER_CLASS:
             accuracy, interval = _accuracy(confusion, samples, [row])
             if interval is not None and interval[1] - interval[0] <= WIDEST_INTERVAL:
                 estimate.accuracy = accuracy
                 estimate.interval = interval
     return estimates
-
-
-def confused_with(names: Sequence[str], predictions: np.ndarray, row: int) -> list[str]:
-    """Return the classes that are predicted in place of one, the most frequent first.
-
-    Args:
-        names: of all classes.
-        predictions: (C,) how often each class was predicted for samples of this one.
-        row: position of the class.
-    """
-    least = max(MIN_CONFUSIONS, CONFUSED_SHARE * predictions.sum())
-    order = np.argsort(-predictions, kind="stable")
-    confused = order[(order != row) & (predictions[order] >= least)]
-    return [names[column] for column in confused[:SHOWN_NAMES]]
-
-
-def audited_labels(kept_images: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the images that are audited, each with its class: all, or as many as may be.
-
-    Args:
-        kept_images: class name → names of its kept images.
-    """
-    labels = {file: name for name, files in kept_images.items() for file in files}
-    step = math.ceil(len(labels) / AUDITED_IMAGES) or 1
-    return dict(islice(labels.items(), None, None, step))
 
 
 def audited(files: Sequence[str], z: torch.Tensor, labels: Sequence[str]) -> AuditView:

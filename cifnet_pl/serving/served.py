@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.store import load_bundle
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, explained
 from cifnet_pl.utilities.text import printable
 
 JOURNAL = "journal.sqlite"
@@ -74,9 +74,10 @@ class FollowedModel:
     def _served_number(self) -> int:
         """Return the number of the version that is served now."""
         address = f"{self._journal.resolve().as_uri()}?mode=ro"
-        try:
-            with closing(sqlite3.connect(address, uri=True)) as journal:
-                ((number,),) = journal.execute(SERVED_VERSION).fetchall()
-                return int(number)
-        except (sqlite3.Error, ValueError) as error:
-            raise CifnetError(f"cannot read {self._journal}: {error}") from error
+        unreadable = f"cannot read {self._journal}"
+        with (
+            explained(CifnetError, unreadable, sqlite3.Error, ValueError),
+            closing(sqlite3.connect(address, uri=True)) as journal,
+        ):
+            ((number,),) = journal.execute(SERVED_VERSION).fetchall()
+        return int(number)

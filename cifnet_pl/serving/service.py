@@ -22,7 +22,6 @@ import torch
 from pydantic import Field, PrivateAttr
 
 from cifnet_pl.data.samples import SampleTable, table_of
-from cifnet_pl.images.image import content_hash
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget
 from cifnet_pl.model.labelled_images import LabelledImages
@@ -30,9 +29,13 @@ from cifnet_pl.model.learn import learn
 from cifnet_pl.serving.answering import LARGEST_BATCH, Answering, ServiceOptions
 from cifnet_pl.serving.gate import ApiObject, checked_names
 from cifnet_pl.serving.inbox import Inbox, LeftOut
-from cifnet_pl.serving.inspection import AccuracyEstimate, accuracy_of_classes
+from cifnet_pl.serving.inspection import (
+    AccuracyEstimate,
+    Bounds,
+    accuracy_of_classes,
+)
 from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError, refusal_of
-from cifnet_pl.serving.workspace import Change, Workspace
+from cifnet_pl.serving.workspace import Change, FilesOfClasses, Workspace
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.text import listed, number_of, printable
 
@@ -68,7 +71,7 @@ class UpdateResult(ApiObject):
     old_accuracy_before: float | None
     """Leave-one-group-out accuracy of the earlier classes in percent, before the update."""
     old_accuracy_after: float | None
-    old_accuracy_interval: tuple[float, float] | None
+    old_accuracy_interval: Bounds | None
     """Percentages between which the latter lies with a probability of 95 %."""
     next_step: str
     """Most useful next step, in one sentence."""
@@ -214,7 +217,7 @@ class Service:
                 job.change = result
             job.status = 200
             job.state = "done"
-        self.inbox.request_update()
+        self.inbox.changed.set()
 
     # ------------------------------------------------------------------ changes: learn
 
@@ -266,14 +269,15 @@ class Service:
             self._store(model, images.classes, result)
         return result
 
-    def _images(self, classes: Mapping[str, Sequence[str]]) -> LabelledImages:
-        """Return images of the workspace with their embeddings: class name → names of files."""
+    def _images(self, classes: FilesOfClasses) -> LabelledImages:
+        """Return images of the workspace with their embeddings."""
         label_of = {
             file: label
             for label, files in enumerate(classes.values())
             for file in files
         }
-        files = list(label_of)
+        hash_of = self.workspace.unchanged(label_of)
+        files = list(hash_of)
         job = self._at_work
         job.total = len(files)
         for start in range(0, len(files), LARGEST_BATCH):
@@ -281,15 +285,14 @@ class Service:
             self.inbox.embeddings(files[start : start + LARGEST_BATCH])
         job.done = len(files)
         present, z = self.inbox.embeddings(files)
-        paths = [self.workspace.image(file) for file in present]
-        hashes = [content_hash(path.read_bytes()) for path in paths]
+        hashes = [hash_of[file] for file in present]
         labels = [label_of[file] for file in present]
         table = table_of(name=present).assign(label=labels)
         images = SampleTable(table, embeddings=z.numpy(), hash_of=np.array(hashes))
         return LabelledImages(list(classes), images)
 
     def _store(
-        self, model: Classifier, classes: dict[str, list[str]], result: UpdateResult
+        self, model: Classifier, classes: FilesOfClasses, result: UpdateResult
     ) -> None:
         """Store a model that learned; the images that it learned go unless they are kept."""
         count = sum(result.learned.values())
@@ -375,9 +378,7 @@ class Service:
         target = checked_names([into], model.class_names, anyway)[into]
         kept_images = self.workspace.kept_images()
         own = kept_images.get(name, [])
-        chosen = set(own)
-        if images is not None:
-            chosen = set(images)
+        chosen = set(own if images is None else images)
         moved = [file for file in own if file in chosen]
         rest = [file for file in own if file not in chosen]
         if target == name or (images is not None and not moved):
@@ -436,9 +437,9 @@ class Service:
         """
         learned = model.counts[name]
         if model.head.subtracts and len(kept_images) >= learned:
-            images = self.workspace.unchanged(kept_images)
-            if len(images) == learned:
-                return images
+            unchanged = self.workspace.unchanged(kept_images)
+            if len(unchanged) == learned:
+                return [self.workspace.image(file) for file in unchanged]
         return None
 
     # ------------------------------------------------------------------ changes of versions
@@ -477,7 +478,7 @@ class Service:
             every: all kept images; otherwise those that the served version did not learn.
         """
         counts = self.workspace.purge(every)
-        photos = number_of(counts.learned + counts.taken_away, "photo")
+        photos = number_of(len(counts.files), "photo")
         versions = number_of(counts.versions, "other version")
         message = f"deleted {photos} and {versions} for good"
         return ChangeResult(version=self.workspace.current, message=message)

@@ -98,6 +98,10 @@ COUNT_ANSWERS = (
 )
 
 
+FilesOfClasses = dict[str, list[str]]
+"""Class name → names of the files of its images."""
+
+
 class Change(ApiObject):
     """The difference between a version and the one that it was made from."""
 
@@ -107,22 +111,12 @@ class Change(ApiObject):
     """One sentence."""
     scores: dict[str, float] = Field(default={})
     """Percentages; new_images is how many images new_accuracy is a share of."""
-    learned: dict[str, list[str]] = Field(default={}, exclude=True)
-    """Class name → file names of its kept images."""
+    learned: FilesOfClasses = Field(default={}, exclude=True)
+    """Kept images."""
     forgotten: str | None = Field(default=None, exclude=True)
     """Class that was removed; some of its images may be learned anew."""
     renamed: tuple[str, str] | None = Field(default=None, exclude=True)
     """Old and new name of a class."""
-
-    @property
-    def new_names(self) -> dict[str, str | None]:
-        """Class that is gone → the class of its images since then; None for none."""
-        if self.renamed is not None:
-            old, new = self.renamed
-            return {old: new}
-        if self.forgotten is None or self.action == "move":
-            return {}
-        return {self.forgotten: next(iter(self.learned), None)}
 
     @property
     def learned_files(self) -> set[str]:
@@ -195,6 +189,8 @@ class DeletedCounts(ApiObject):
     """Images that were taken away from those that wait."""
     versions: int
     """Other versions."""
+    files: set[str] = Field(exclude=True)
+    """Names of the images' files."""
 
 
 class Day(ApiObject):
@@ -239,39 +235,28 @@ class Workspace:
     ):
         self.folder = folder
         self.images_folder = folder / "images"
+        self.versions_folder = folder / "versions"
         self.incoming = folder / "incoming"
         self.keep_versions = keep_versions
         self.trust = trust
-        if model.class_names:
-            self._empty = None
-        else:
-            self._empty = model.clone()
+        self._empty = None if model.class_names else model.clone()
         self._backbone = model.backbone
-        self._device = model.backbone.device
         self._lock = RLock()
         with ExitStack() as stack:
-            self._lock_folder(stack)
+            try:
+                stack.enter_context(exclusive(folder / "workspace"))
+            except UsageError as error:
+                raise UsageError(
+                    f"another process serves the workspace {folder}: end it, or choose another"
+                    " with --workspace"
+                ) from error
             self._open_journal(model, stack)
             self._remove_leftovers()
-            shutil.rmtree(self.incoming, ignore_errors=True)
-            self.incoming.mkdir()
-            for path in self.images_folder.glob(".*.tmp"):  # of a killed process
-                path.unlink()
             self._remove_unused_images()
-            if not self.versions:
-                self._begin(model, images)
-            self._make_reserve()
+            with self._room():
+                if not self.versions:
+                    self._begin(model, images)
             self._stack = stack.pop_all()
-
-    def _lock_folder(self, stack: ExitStack) -> None:
-        """Keep other processes out until the stack is closed."""
-        try:
-            stack.enter_context(exclusive(self.folder / "workspace"))
-        except UsageError as error:
-            raise UsageError(
-                f"another process serves the workspace {self.folder}: end it, or choose another"
-                " with --workspace"
-            ) from error
 
     def _open_journal(self, model: Classifier, stack: ExitStack) -> None:
         """Open the database that alone says which versions and images are valid.
@@ -330,8 +315,8 @@ class Workspace:
                 f"the workspace {self.folder} began with another model: choose another with"
                 " --workspace"
             )
-        stored = [path.name for path in self._bundles() if path.name.isdecimal()]
-        newest = max(map(int, stored), default=0)
+        stored = [path.name for path in self.versions_folder.glob("*")]
+        newest = max(map(int, filter(str.isdecimal, stored)), default=0)
         # A kill leaves at most one version that the journal does not name.
         if newest > last + 1:
             journal = self.folder / JOURNAL
@@ -366,14 +351,14 @@ class Workspace:
 
     def _begin(self, model: Classifier, images: Path | None) -> None:
         """Store version 1, with the images of a folder that the model has learned."""
-        learned: dict[str, list[str]] = {}
+        learned: FilesOfClasses = {}
         if images is not None:
             self.images_folder.mkdir(exist_ok=True)
             learned = self._link_learned(model, images)
         message = f"began with {number_of(len(model.class_names), 'class')}"
         self.commit(model, Change(action="open", message=message, learned=learned))
 
-    def _link_learned(self, model: Classifier, folder: Path) -> dict[str, list[str]]:
+    def _link_learned(self, model: Classifier, folder: Path) -> FilesOfClasses:
         """Keep the images of a folder that a model has learned, found by their content."""
         names_of = names_of_hashes(model)
         learned: dict[str, set[str]] = {}
@@ -389,8 +374,12 @@ class Workspace:
                 continue
             for name in names:
                 learned.setdefault(name, set()).add(file.name)
-            if not file.exists():
-                _link(path, file)
+            if file.exists():
+                continue
+            try:
+                os.link(path, file)
+            except OSError:  # the file system has no links
+                shutil.copyfile(path, file)
         return {name: sorted(files) for name, files in learned.items()}
 
     def close(self) -> None:
@@ -464,7 +453,7 @@ class Workspace:
             return self._empty.clone()
         bundle = self.bundle(number)
         model = load_bundle(bundle, trust=self.trust, backbone=self._backbone)
-        return model.to(self._device)
+        return model.to(self._backbone.device)
 
     def commit(self, model: Classifier, change: Change) -> int:
         """Store a changed model as a new version and serve it; return once both are on the disk.
@@ -539,8 +528,13 @@ class Workspace:
                 old, new = version.renamed
                 steps.append((new, old))
         for version in after.values():
-            if version.number not in before:
-                steps += version.new_names.items()
+            if version.number in before:
+                continue
+            if version.renamed is not None:
+                steps.append(version.renamed)
+            elif version.forgotten is not None and version.action != "move":
+                joined = next(iter(version.learned), None)
+                steps.append((version.forgotten, joined))
         return steps
 
     def _drop(self, numbers: Iterable[int]) -> None:
@@ -562,22 +556,19 @@ class Workspace:
         stored = {
             bundle_of_version(self.folder, number) for number in self.stored_versions
         }
-        for entry in self._bundles():
+        for entry in self.versions_folder.glob("*"):
             if entry not in stored:
                 shutil.rmtree(entry)
-
-    def _bundles(self) -> Iterator[Path]:
-        return (self.folder / "versions").glob("*")
 
     def _ancestry(self, number: int) -> dict[int, Version]:
         """Return the versions that led to one, and itself, by number, the first first."""
         versions = self.versions
-        line = []
+        line = {}
         ancestor: int | None = number
         while ancestor is not None:
-            line.append(versions[ancestor])
+            line[ancestor] = versions[ancestor]
             ancestor = versions[ancestor].parent
-        return {version.number: version for version in reversed(line)}
+        return dict(reversed(line.items()))
 
     # ------------------------------------------------------------------ images
 
@@ -592,9 +583,9 @@ class Workspace:
             raise RequestError(404, "there is no such photo in the workspace")
         return path
 
-    def kept_images(self) -> dict[str, list[str]]:
+    def kept_images(self) -> FilesOfClasses:
         """Return the file names of the kept images of each class of the current version."""
-        learned: dict[str, list[str]] = {}
+        learned: dict[str, dict[str, None]] = {}  # sets in order
         for version in self._ancestry(self.current).values():
             if version.forgotten is not None:
                 learned.pop(version.forgotten, None)
@@ -602,31 +593,32 @@ class Workspace:
                 old, new = version.renamed
                 learned[new] = learned.pop(old)
             for name, files in version.learned.items():
-                learned[name] = list(dict.fromkeys([*learned.get(name, []), *files]))
+                learned.setdefault(name, {}).update(dict.fromkeys(files))
         present = self._file_names()
         return {
             name: [file for file in files if file in present]
             for name, files in learned.items()
         }
 
-    def unchanged(self, files: Iterable[str]) -> list[Path]:
-        """Return those of some images that have the content that their names are the hash of."""
-        paths = []
+    def unchanged(self, files: Iterable[str]) -> dict[str, int]:
+        """Return the content hashes of those of some images whose content their names tell."""
+        hashes = {}
         for file in files:
             path = self.images_folder / file
             with suppress(OSError):  # it is gone
-                if sha256(path.read_bytes()).hexdigest() == path.stem:
-                    paths.append(path)
-        return paths
+                content = path.read_bytes()
+                if sha256(content).hexdigest() == path.stem:
+                    hashes[file] = content_hash(content)
+        return hashes
 
-    def waiting(self) -> list[WaitingImage]:
-        """Return the images that wait to be labelled, in the order they came."""
+    def waiting(self) -> dict[str, WaitingImage]:
+        """Return the images that wait to be labelled by their files, in the order they came."""
         open_files = self._file_names().difference(*self.kept_images().values())
         learned_by = {}
         for number, version in self._ancestry(self.current).items():
             learned_by.update(dict.fromkeys(version.learned_files, number))
         renamed_since = cache(self._renamed_since)
-        images = []
+        images = {}
         for number, file, name, named, since, paths in self._rows(WAITING_ROWS):
             if file in open_files and learned_by.get(file, 0) <= since:
                 sent = (paths or file).splitlines()
@@ -636,7 +628,7 @@ class Workspace:
                     for old, new in renamed_since(named):
                         if name == old:
                             name = new
-                images.append(WaitingImage(number, file, sent[0], folders, name))
+                images[file] = WaitingImage(number, file, sent[0], folders, name)
         return images
 
     def receive(
@@ -655,10 +647,7 @@ class Workspace:
         Raises:
             CifnetError: the disk is full or not writable; nothing was changed.
         """
-        if again:
-            statement = WAITS_AGAIN
-        else:
-            statement = WAITS_ONCE
+        statement = WAITS_AGAIN if again else WAITS_ONCE
         new = []
         with self._lock:  # no one removes what is not yet in the journal
             for image in images:
@@ -688,10 +677,7 @@ class Workspace:
             images: names of their files.
             back: whether to take them back instead.
         """
-        if back:
-            gone = None
-        else:
-            gone = time.time()
+        gone = None if back else time.time()
         rows = [(gone, file) for file in images]
         with self._transaction() as database:
             database.executemany("UPDATE inbox SET gone = ? WHERE file = ?", rows)
@@ -714,12 +700,15 @@ class Workspace:
         Args:
             every: as for :meth:`purge`.
         """
-        deletable = self._deletable(every)
-        taken_away = len(deletable - self.ever_learned())
+        files = self._file_names() - self.waiting().keys()
+        if not every:
+            files = files.difference(*self.kept_images().values())
+        taken_away = len(files - self.ever_learned())
         return DeletedCounts(
-            learned=len(deletable) - taken_away,
+            learned=len(files) - taken_away,
             taken_away=taken_away,
             versions=len(self.stored_versions) - 1,
+            files=files,
         )
 
     def purge(self, every: bool) -> DeletedCounts:
@@ -734,7 +723,7 @@ class Workspace:
         with self._lock, self._room():  # nothing is received meanwhile
             counts = self.purge_counts(every)
             self._drop(self.stored_versions)
-            self.delete(self._deletable(every))
+            self.delete(counts.files)
         return counts
 
     def delete(self, files: Collection[str]) -> None:
@@ -750,7 +739,11 @@ class Workspace:
                 (self.images_folder / file).unlink(missing_ok=True)
 
     def _remove_unused_images(self) -> None:
-        """Remove images that neither wait nor were learned, nor can be put back."""
+        """Remove images that neither wait nor were learned, nor can be put back, and uploads."""
+        shutil.rmtree(self.incoming, ignore_errors=True)
+        self.incoming.mkdir()
+        for path in self.images_folder.glob(".*.tmp"):  # of a killed process
+            path.unlink()
         wait = self._rows(
             "SELECT file FROM inbox WHERE gone IS NULL OR gone > ?",
             [time.time() - KEPT_SECONDS],
@@ -764,17 +757,10 @@ class Workspace:
         versions = self.versions.values()
         return set().union(*(version.learned_files for version in versions))
 
-    def _deletable(self, every: bool) -> set[str]:
-        """Return the files that a purge deletes."""
-        files = self._file_names() - {image.file for image in self.waiting()}
-        if not every:
-            files = files.difference(*self.kept_images().values())
-        return files
-
     def _file_names(self) -> set[str]:
         """Return the names of all image files; nothing else in their folder is ours."""
-        names = {path.name for path in self.images_folder.glob("*")}
-        return {name for name in names if IMAGE_NAME.fullmatch(name)}
+        names = (path.name for path in self.images_folder.glob("*"))
+        return set(filter(IMAGE_NAME.fullmatch, names))
 
     # ------------------------------------------------------------------ other things on the disk
 
@@ -797,20 +783,17 @@ class Workspace:
 
     @contextmanager
     def _room(self) -> Iterator[None]:
-        """Give up the space of the reserve file within the block.
+        """Give up the space of the reserve file within the block, and take it afterwards.
 
         So what frees space, or goes back, is possible where the disk is full.
         """
-        (self.folder / RESERVE).unlink(missing_ok=True)
+        reserve = self.folder / RESERVE
+        reserve.unlink(missing_ok=True)
         try:
             yield
         finally:
-            self._make_reserve()
-
-    def _make_reserve(self) -> None:
-        """Take the space of the reserve file, unless the disk is full."""
-        with suppress(CifnetError):
-            write_bytes(self.folder / RESERVE, os.urandom(RESERVE_BYTES))
+            with suppress(CifnetError):  # the disk is full
+                write_bytes(reserve, os.urandom(RESERVE_BYTES))
 
 
 def names_of_hashes(model: Classifier) -> dict[int, set[str]]:
@@ -826,7 +809,7 @@ def _now() -> str:
 
 @lru_cache(maxsize=10_000)
 def _parsed(
-    number: int, change: str, counts: str, parent: int | None, time: str, stored: int
+    number: int, change: str, counts: str, parent: int | None, time: str, stored: bool
 ) -> Version:
     """Return a version as the journal has it."""
     images = json.loads(counts)
@@ -838,13 +821,5 @@ def _parsed(
         classes=len(images),
         images=sum(images.values()),
         time=time,
-        stored=bool(stored),
+        stored=stored,
     )
-
-
-def _link(file: Path, target: Path) -> None:
-    """Link a file to another name; copy it where the file system has no links."""
-    try:
-        os.link(file, target)
-    except OSError:
-        shutil.copyfile(file, target)

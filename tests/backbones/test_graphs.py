@@ -1,6 +1,4 @@
-"""Graphs of networks in the cache folder: never a damaged one, never a wrong one, and never a
-failure over a cache.
-"""
+"""Graphs in the cache folder: never a damaged or wrong one, nor a failure over a cache."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -12,12 +10,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone, Preprocessing, engines
-from cifnet_pl.backbones.engines import (
-    NoGraph,
-    checked_runtime,
-    exported,
-    graph_file,
-)
+from cifnet_pl.backbones.engines import NoGraph, checked_runtime, exported, graph_file
 from tests.backbones.test_engines import Small, assert_agree, images
 
 
@@ -38,14 +31,12 @@ def graph_of(network: type[Small]) -> bytes:
     return exported(small(network))
 
 
-def exported_once(backbone: Backbone) -> bytes:
-    return graph_of(type(backbone.network))
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(engines.CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(engines, "exported", exported_once)
+    monkeypatch.setattr(
+        engines, "exported", lambda backbone: graph_of(type(backbone.network))
+    )
     return tmp_path / "cache" / "graphs"
 
 
@@ -76,9 +67,7 @@ def test_a_damaged_graph_is_made_again(folder, exports, caplog):
 
 
 def test_a_folder_that_cannot_be_written(folder, caplog):
-    """The run goes on with the graph in memory. A file stands for a read-only folder, which root
-    could write to.
-    """
+    """The run goes on. A file stands for a read-only folder, which root could write to."""
     folder.parent.write_text("no folder")
     backbone = small()
     assert backbone.engine() == "onnxruntime"
@@ -112,7 +101,6 @@ def test_a_thread_embeds_by_torch_while_another_exports():
     backbone = small()
     done = Event()
     expected = backbone.embed(images())
-
     agree: list[bool] = []
 
     def embed() -> None:

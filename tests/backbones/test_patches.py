@@ -1,9 +1,8 @@
-"""The backbone of patches: its features against literal NumPy, its dictionary, and a run that
-learns and stores it.
-"""
+"""Patches: their features against literal NumPy, their dictionary, and a run that learns it."""
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,11 +13,7 @@ from torch import Tensor
 import cifnet_pl
 from cifnet_pl.backbones import Backbone, build_backbone, patches
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from tests.command_line import (
-    assert_same_model,
-    learned,
-    measurements,
-)
+from tests.command_line import assert_same_model, learned, measurements
 
 OPTIONS = ["--model.backbone", "patches:6", "--model.head", "RidgeHead"]
 OPTIONS += ["--data.image_size", "8", "--data.max_tasks", "2", "--seed_everything", "5"]
@@ -39,13 +34,10 @@ def images(count: int = 30, side: int = 9, seed: int = 0) -> Tensor:
     return torch.nn.functional.interpolate(coarse, size=size, mode="bilinear").byte()
 
 
-def with_dictionary(
-    name: str = "patches:5", seed: int = 0, learned_from: Tensor | None = None
-) -> Backbone:
+def with_dictionary(name="patches:5", seed=0, learned_from=None) -> Backbone:
     backbone = build_backbone(name)
-    if learned_from is None:
-        learned_from = images()
-    backbone.learnable_patches.learn_from(learned_from, seed)
+    given = images() if learned_from is None else learned_from
+    backbone.network.learn_from(given, seed)
     return backbone
 
 
@@ -137,9 +129,8 @@ def run(tmp_path_factory, cached):
 def test_a_run_goes_on_with_its_dictionary_and_ends_with_the_same_bits(
     run, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(
-        patches.Patches, "learn_from", lambda *_: pytest.fail("learned twice")
-    )
+    twice = Mock(side_effect=AssertionError("learned twice"))
+    monkeypatch.setattr(patches.Patches, "learn_from", twice)
     first = run / "checkpoints" / "task_1.ckpt"
     again = learned(tmp_path, *OPTIONS, "--ckpt_path", str(first))
     assert_same_model(again, run)

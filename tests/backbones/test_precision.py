@@ -8,7 +8,7 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.backbones import BACKBONES, Preprocessing, build_backbone
-from cifnet_pl.backbones.engines import FLOAT32, REDUCED, autocast
+from cifnet_pl.backbones.engines import FLOAT32, REDUCED
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.export import Graph, Square, check_onnx
@@ -64,8 +64,9 @@ def test_the_network_computes_in_it(made: Path, precision: str):
     assert z.dtype == torch.float32
     assert torch.equal(z, exact) == (precision == FLOAT32)
     assert torch.nn.functional.cosine_similarity(z, exact).min() > 0.98
-    with autocast("cpu", precision):
-        assert torch.equal(z, model.backbone(images))
+    if precision != FLOAT32:
+        with torch.autocast("cpu", REDUCED[precision]):
+            assert torch.equal(z, model.backbone(images))
 
 
 def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(made, tmp_path, capsys):

@@ -95,7 +95,10 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
     thread.start()
     (folder / "blue" / "1.png").write_bytes(image("blue", 1))
     assert becomes(lambda: len(service.workspace.waiting()) == 2)
-    assert {one.path for one in service.workspace.waiting()} == {"blue/1.png", "?.png"}
+    assert {one.path for one in service.workspace.waiting().values()} == {
+        "blue/1.png",
+        "?.png",
+    }
     assert failed
     service.close()
     (folder / "late.png").write_bytes(image("red", 3))

@@ -9,30 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.services import PATIENCE, ThreadServer
+from tests.serving.services import PATIENCE, ThreadServer, image
 
-sync_api = pytest.importorskip(
-    "playwright.sync_api", reason="Playwright is not installed"
-)
-CHROMIUM = (
-    os.environ.get("CHROMIUM")
-    or shutil.which("chromium")
-    or shutil.which("google-chrome")
-)
+sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
+INSTALLED = shutil.which("chromium") or shutil.which("google-chrome")
+CHROMIUM = os.environ.get("CHROMIUM") or INSTALLED
 sync_api.expect.set_options(timeout=1000 * PATIENCE)
 if CHROMIUM is None:
-    pytest.skip(
-        "no Chromium is installed: apt-get install chromium", allow_module_level=True
-    )
+    pytest.skip("no Chromium: apt-get install chromium", allow_module_level=True)
 WIDTHS = {
     "desktop": {"width": 1280, "height": 900},
     "phone": {"width": 375, "height": 800},
 }
-ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost",
-]
+ARGS = ["--no-sandbox", "--disable-gpu"]
+ARGS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost"]
 ARGS += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
 DROP = """([place, files]) => {
   const data = new DataTransfer();
@@ -52,9 +42,7 @@ def page_of(
     scheme: str = "light",
     path: str = "",
 ) -> Iterator:
-    """The open page; at its end, nothing was asked of anyone else and no script or style was
-    refused.
-    """
+    """The open page; nothing is asked of anyone else, and no script or style is refused."""
     size = WIDTHS[width]
     is_phone = width == "phone"
     context = browser.new_context(
@@ -82,17 +70,19 @@ def page_of(
     context.close()
 
 
+def squares(*names: str) -> dict[str, bytes]:
+    """Files with an image of each colour."""
+    return {f"{name}.png": image(name, 70, 120) for name in names}
+
+
 def drop(page, place: str, files: dict[str, bytes]) -> None:
     """Drop files on an element, given by its selector."""
-    page.evaluate(
-        DROP, [place, [[name, list(content)] for name, content in files.items()]]
-    )
+    dropped = [[name, list(content)] for name, content in files.items()]
+    page.evaluate(DROP, [place, dropped])
 
 
 def until(page, condition: str, wanted: object = True) -> None:
-    """Wait until an expression has a value; Playwright's own way needs `eval`, which the page's
-    policy forbids.
-    """
+    """Wait for an expression's value; Playwright's own way needs `eval`, which is forbidden."""
     end = time.monotonic() + PATIENCE
     while (found := page.evaluate(condition)) != wanted:
         assert time.monotonic() < end, (condition, found)
@@ -113,19 +103,14 @@ KEEP_TEXTS = """(id) => {
 }"""
 
 
-def picture(page, name: str) -> None:
-    """Keep a screenshot where ``SCREENSHOTS`` names a folder."""
-    if folder := os.environ.get("SCREENSHOTS"):
-        page.wait_for_timeout(200)
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
-
-
 def check_looks(page, name: str) -> None:
-    """Nothing is wider than the screen, every text can be read, and a screenshot is kept."""
+    """Nothing is wider than the screen, every text can be read; ``SCREENSHOTS`` keeps it."""
     root = "document.documentElement"
     until(page, f"{root}.scrollWidth <= {root}.clientWidth")
     until(page, CONTRAST, [])
-    picture(page, name)
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.wait_for_timeout(200)
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
 def choose(page, place: str, files: dict[str, bytes]) -> None:

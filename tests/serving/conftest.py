@@ -32,9 +32,8 @@ def browser() -> Iterator:
     from tests.serving.browsing import ARGS, CHROMIUM, sync_api
 
     with sync_api.sync_playwright() as playwright:
-        made = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=ARGS, timeout=1000 * PATIENCE
-        )
+        options = {"executable_path": CHROMIUM, "timeout": 1000 * PATIENCE}
+        made = playwright.chromium.launch(args=ARGS, **options)
         yield made
         made.close()
 

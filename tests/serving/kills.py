@@ -23,10 +23,9 @@ KEPT = 4
 
 def decided(service: Service, name: str, first: int) -> Job:
     """Images arrive, and all of those that wait but the newest are decided."""
-    service.inbox.receive(
-        [(f"{i}.png", BytesIO(image(name, first + i))) for i in range(3)]
-    )
-    names = {waits.file: name for waits in service.workspace.waiting()[:-1]}
+    sent = [(f"{i}.png", BytesIO(image(name, first + i))) for i in range(3)]
+    service.inbox.receive(sent)
+    names = dict.fromkeys(list(service.workspace.waiting())[:-1], name)
     return service.submit("learn", service.learn, names)
 
 
@@ -56,9 +55,7 @@ def rows_of(folder: Path, query: str) -> list[tuple[Any, ...]]:
 
 
 def change_for_ever(folder: Path, seed: int, acknowledged: Path) -> int:
-    """Change the workspace's model again and again; a line of ``acknowledged`` for each change that
-    was reported.
-    """
+    """Change a model again and again; each change that was reported gets a line."""
     begun = model()
     workspace = Workspace(folder, begun, keep_versions=KEPT)
     service = Service(workspace, workspace.load(workspace.current))
@@ -72,11 +69,10 @@ def change_for_ever(folder: Path, seed: int, acknowledged: Path) -> int:
         job.end.result()
         if job.error is not None:
             continue
-        waiting = [one.file for one in workspace.waiting()]
         state = {
             "changes": len(serves(folder)),
             "classes": service.answering.served.model.counts,
-            "waiting": waiting,
+            "waiting": list(workspace.waiting()),
         }
         os.write(log, json.dumps(state).encode() + b"\n")
 
@@ -91,9 +87,7 @@ def assert_versions_whole(workspace: Workspace) -> None:
 
 
 def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
-    """What was acknowledged is in the journal, every version is whole, and nothing else is left;
-    number of changes.
-    """
+    """What was acknowledged is there, and every version is whole; the number of changes."""
     workspace = Workspace(folder, model(), keep_versions=KEPT)
     try:
         served = serves(folder)
@@ -113,8 +107,7 @@ def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
         for state in states:
             assert present.issuperset(state["waiting"])
         learned = set().union(*(one.learned_files for one in versions.values()))
-        waiting = {one.file for one in workspace.waiting()}
-        assert waiting | learned >= set(last["waiting"])
+        assert learned.union(workspace.waiting()) >= set(last["waiting"])
         assert list((folder / "incoming").iterdir()) == []
         return len(served)
     finally:

@@ -7,7 +7,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,24 +43,16 @@ COLOURS = {
 
 def pixels(name: str, number: int, side: int = 24) -> np.ndarray:
     """A square of the class's colour with noise: another one for each number."""
+    drawn = np.random.default_rng([*name.encode()]).integers(0, 256, 3)
     draw = np.random.default_rng([*name.encode(), number])
-    base = COLOURS.get(name) or tuple(
-        np.random.default_rng([*name.encode()]).integers(0, 256, 3)
-    )
-    return np.clip(np.array(base) + draw.normal(0, 25, (side, side, 3)), 0, 255).astype(
-        np.uint8
-    )
+    shades = COLOURS.get(name, drawn) + draw.normal(0, 25, (side, side, 3))
+    return shades.clip(0, 255).astype(np.uint8)
 
 
 def image(name: str, number: int, side: int = 24, kind: str = "PNG") -> bytes:
     """The same as a file's content."""
-    return as_png(pixels(name, number, side), kind)
-
-
-def as_png(picture: np.ndarray, kind: str = "PNG") -> bytes:
-    """A picture (h, w, 3) uint8 as a file's content."""
     out = io.BytesIO()
-    Image.fromarray(picture).save(out, kind)
+    Image.fromarray(pixels(name, number, side)).save(out, kind)
     return out.getvalue()
 
 
@@ -77,18 +69,14 @@ def images(
     name: str, count: int, first: int = 100
 ) -> list[tuple[str, tuple[str, bytes]]]:
     """Images of one class, as a multipart request has them."""
-    return [
-        ("files", (f"{name}-{i}.png", image(name, i)))
-        for i in range(first, first + count)
-    ]
+    numbers = range(first, first + count)
+    return [("files", (f"{name}-{i}.png", image(name, i))) for i in numbers]
 
 
 def teach(
     http: httpx.Client, files: list[Any], name: str | None = None, **params: str
 ) -> httpx.Response:
-    """Bring images, and learn those that were not known as one class, or each as its folder; the
-    last answer.
-    """
+    """Bring images and learn the new ones as one class, or as their folders; the last answer."""
     arrived = http.post("/inbox", files=files)
     if arrived.status_code != 200:
         return arrived
@@ -142,22 +130,17 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 
 def model(
-    names: tuple[str, ...] = ("red", "green"), head: Head | None = None
+    names: tuple[str, ...] = ("red", "green"), head: type[Head] = RidgeHead
 ) -> Classifier:
     """A model that knows a few colours, twelve images of each."""
-    if head is None:
-        return learned_once(names).clone()
-    return learned_by(head, names)
+    return learned_once(names, head).clone()
 
 
 @cache
-def learned_once(names: tuple[str, ...]) -> Classifier:
-    return learned_by(RidgeHead(3 * SIDE**2), names)
-
-
-def learned_by(head: Head, names: tuple[str, ...]) -> Classifier:
+def learned_once(names: tuple[str, ...], head: type[Head]) -> Classifier:
     backbone = build_backbone(f"pixels:{SIDE}")
-    made = Classifier(backbone, head, CalibrationBuffer(100), [], SIDE)
+    buffer = CalibrationBuffer(100)
+    made = Classifier(backbone, head(backbone.features), buffer, [], SIDE)
     if not names:
         return made
     pictures = [Image.fromarray(pixels(name, i)) for name in names for i in range(12)]
@@ -181,10 +164,7 @@ def client(folder, access=None, options=None, begun=None, images=None):
     """A client of a service on a workspace, in this process."""
     begun = begun or model()
     workspace = Workspace(folder, begun, images=images)
-    if workspace.current != 1:
-        current = workspace.load(workspace.current)
-    else:
-        current = begun
+    current = workspace.load(workspace.current)
     app = make_app(Service(workspace, current, options), access or Access())
     with TestClient(
         app, base_url="http://localhost", raise_server_exceptions=False
@@ -219,9 +199,7 @@ def proxied(app: Any, folder: str) -> Any:
 
 
 class ThreadServer(Address):
-    """A service in a thread of this process, with a real port: a browser can ask it, and it starts
-    at once.
-    """
+    """A service in a thread of this process, with a real port, which a browser can ask."""
 
     def __init__(self, folder, access=None, begun=None, options=None, below=""):
         begun = begun or model()
@@ -234,12 +212,10 @@ class ThreadServer(Address):
         self._socket.bind(("127.0.0.1", 0))
         self._socket.listen()
         self.url = f"http://localhost:{self._socket.getsockname()[1]}{below}"
-        self._server = uvicorn.Server(
-            uvicorn.Config(app, http="h11", log_config=None, access_log=False)
-        )
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
-        )
+        config = uvicorn.Config(app, http="h11", log_config=None, access_log=False)
+        self._server = uvicorn.Server(config)
+        run = partial(self._server.run, sockets=[self._socket])
+        self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Any:

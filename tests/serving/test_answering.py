@@ -55,10 +55,7 @@ def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering):
 
 
 def test_a_small_request_does_not_wait_for_a_large_one(server, monkeypatch):
-    """Its image comes in turn: most images of the large request wait for its answer.
-
-    The large request has begun, and the small one waits, before any image is decoded.
-    """
+    """Its image comes in turn, though it waits only once the large request has begun."""
     large, small = IMAGES[:2]
     go_on = threading.Event()
     decode = answering_module.decoded

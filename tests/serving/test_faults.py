@@ -38,9 +38,7 @@ def test_killed_while_it_changes(tmp_path):
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory):
-    """A service with small limits; whatever it is sent, it writes nothing outside its workspace and
-    keeps no upload.
-    """
+    """A service with small limits; it writes nothing outside, and keeps no upload."""
     place = tmp_path_factory.mktemp("attacked")
     (place / "outside").mkdir()
     with pytest.MonkeyPatch.context() as patch, client(place / "w") as http:

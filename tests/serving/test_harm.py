@@ -7,19 +7,12 @@ import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 from cifnet_pl.serving import workspace as workspaces
 from cifnet_pl.serving.messages import DISK_FULL
 from cifnet_pl.utilities.errors import CifnetError
-from tests.serving.services import (
-    becomes,
-    client,
-    image,
-    images,
-    kept,
-    teach,
-    tree,
-)
+from tests.serving.services import becomes, client, image, images, kept, teach, tree
 
 
 def received(http, content: bytes) -> list[str]:
@@ -69,12 +62,9 @@ def test_while_another_program_holds_the_journal_requests_are_refused(server, pa
     server.service.workspace._database.execute("PRAGMA busy_timeout = 50")
     other.execute("BEGIN EXCLUSIVE")
     rename = {"old": "red", "new": "a"}
-    answers = [
-        patient.get("/versions"),
-        patient.post("/rename", json=rename),
-        patient.post("/inbox", files=images("blue", 1)),
-    ]
-    assert [answer.status_code for answer in answers] == [507] * 3
+    assert patient.get("/versions").status_code == 507
+    assert patient.post("/rename", json=rename).status_code == 507
+    assert patient.post("/inbox", files=images("blue", 1)).status_code == 507
     assert patient.post("/classify", files=images("red", 1)).status_code == 200
     other.execute("ROLLBACK")
     assert patient.post("/inbox", files=images("blue", 2)).status_code == 200
@@ -87,9 +77,7 @@ def test_while_another_program_holds_the_journal_requests_are_refused(server, pa
 
 
 def test_a_full_disk_can_be_freed_from_the_page(tmp_path, monkeypatch):
-    """Images and changes are refused with 507; purge and undo go on, and take the reserve again
-    afterwards.
-    """
+    """Changes are refused with 507; purge and undo go on, and take the reserve again."""
     error = OSError(errno.ENOSPC, "No space left on device")
     begin = workspaces.Workspace._transaction
 
@@ -120,32 +108,28 @@ def test_a_full_disk_can_be_freed_from_the_page(tmp_path, monkeypatch):
 
 
 def test_downloads_and_uploads_say_that_the_disk_is_full(http, monkeypatch):
-    def refuse(*args, **options):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    refuse = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr("cifnet_pl.serving.app.ZipFile", refuse)
     assert http.get("/versions/1/bundle").status_code == 507
     monkeypatch.setattr("starlette.datastructures.UploadFile.write", refuse)
     assert http.post("/classify", files=images("red", 1)).status_code == 507
 
 
-def damage(folder: Path, name: str) -> None:
+def damage(image: Path) -> None:
     """Change a kept image on the disk."""
-    content = (folder / "images" / name).read_bytes()
-    (folder / "images" / name).write_bytes(content[:-20])
+    image.write_bytes(image.read_bytes()[:-20])
 
 
-def test_damaged_images_are_not_learned_and_do_not_block_forgetting(tmp_path):
+def test_damaged_images_are_not_learned_and_do_not_block_forgetting(http, tmp_path):
     """The class is forgotten from the predictions."""
-    with client(tmp_path / "w") as http:
-        files = http.post("/inbox", files=images("blue", 5)).json()["images"]
-        assert becomes(lambda: http.get("/inbox").json()["seen"] == 5)
-        damage(tmp_path / "w", files[0])
-        names = dict.fromkeys(files, "blue")
-        answer = http.post("/inbox/learn", json={"names": {files[0]: "blue"}})
-        assert (answer.status_code, "disk" in answer.json()["error"]) == (409, True)
-        update = http.post("/inbox/learn", json={"names": names}).json()
-        assert (update["learned"], len(update["unreadable"])) == ({"blue": 4}, 1)
-        damage(tmp_path / "w", kept(http)["blue"][0])
-        answer = http.post("/forget", json={"name": "blue"})
-        assert (answer.status_code, answer.json()["exact"]) == (200, False)
+    files = http.post("/inbox", files=images("blue", 5)).json()["images"]
+    assert becomes(lambda: http.get("/inbox").json()["seen"] == 5)
+    damage(tmp_path / "w" / "images" / files[0])
+    names = dict.fromkeys(files, "blue")
+    answer = http.post("/inbox/learn", json={"names": {files[0]: "blue"}})
+    assert (answer.status_code, "disk" in answer.json()["error"]) == (409, True)
+    update = http.post("/inbox/learn", json={"names": names}).json()
+    assert (update["learned"], len(update["unreadable"])) == ({"blue": 4}, 1)
+    damage(tmp_path / "w" / "images" / kept(http)["blue"][0])
+    answer = http.post("/forget", json={"name": "blue"})
+    assert (answer.status_code, answer.json()["exact"]) == (200, False)

@@ -1,6 +1,4 @@
-"""Images that wait to be decided: by whom they are kept, in which order they come, what takes them
-away and back.
-"""
+"""Images that wait: who keeps them, in which order they come, what takes them away and back."""
 
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -30,12 +28,12 @@ def sent(http, files):
 
 def waiting(http):
     """The images that wait, once all of them are answered."""
-    return becomes(
-        lambda: (
-            (now := http.get("/inbox?count=1000").json())["seen"] == now["waiting"]
-            and now
-        )
-    )
+
+    def look():
+        now = http.get("/inbox?count=1000").json()
+        return now["seen"] == now["waiting"] and now
+
+    return becomes(look)
 
 
 def learned(http, names, **options):
@@ -94,12 +92,12 @@ def test_the_most_uncertain_come_first_and_each_version_answers_anew(http):
 def test_what_is_taken_away_comes_back_or_goes(tmp_path, monkeypatch):
     with client(tmp_path / "w") as http:
         first, second = sent(http, images("blue", 2))["images"]
-        left = http.post("/inbox/remove", json={"images": [first, second]}).json()
-        assert left == {"waiting": 0}
-        left = http.post("/inbox/remove?back=true", json={"images": [second]}).json()
-        assert left == {"waiting": 1}
-        left = http.post("/inbox/names", json={"names": {second: "navy"}}).json()
-        assert left == {"waiting": 1}
+        for path, content, left in (
+            ("/inbox/remove", {"images": [first, second]}, 0),
+            ("/inbox/remove?back=true", {"images": [second]}, 1),
+            ("/inbox/names", {"names": {second: "navy"}}, 1),
+        ):
+            assert http.post(path, json=content).json() == {"waiting": left}
         (one,) = http.get("/inbox").json()["images"]
         assert (one["image"], one["name"]) == (second, "navy")
         assert tree(tmp_path / "w" / "images") == {first, second}
@@ -122,9 +120,7 @@ def test_classes_are_learned_in_the_order_in_which_their_images_came(http):
 
 
 def test_images_of_a_forgotten_class_can_be_taught_again(http):
-    """They do not come back by themselves; those that are brought again wait through undo, and are
-    learned.
-    """
+    """They do not come back by themselves; brought again, they wait through undo."""
     teach(http, images("blue", 3), "blu")
     http.post("/forget", json={"name": "blu"})
     assert http.get("/inbox").json()["waiting"] == 0
@@ -156,18 +152,15 @@ def test_an_image_that_is_learned_again_while_it_waits(tmp_path):
         assert refused.status_code == 409
         assert "was learned as 'red' before" in refused.json()["error"]
         again = learned(http, dict.fromkeys(names, "red"))
-        assert again.status_code == 422
-        said = again.json()["error"]
-        assert said == "3 photos sent, but all were learned before"
+        said = (again.status_code, again.json()["error"])
+        assert said == (422, "3 photos sent, but all were learned before")
         pink = learned(http, names, params={"anyway": "true"}).json()
         assert pink["learned"] == {"pink": 3}
         assert http.get("/inbox").json()["waiting"] == 0
 
 
 def test_groups_are_of_one_class_each(http):
-    """Even where there are more classes than any fixed number of groups; a known class is
-    suggested.
-    """
+    """Even with more classes than a fixed number of groups; known ones are suggested."""
     names = ["red", *(f"product {i}" for i in range(12))]
     sent(http, [one for name in names for one in images(name, 5)])
     found = waiting(http)["images"]
@@ -201,9 +194,7 @@ def test_an_image_that_goes_while_others_are_embedded_is_left_out(http, monkeypa
 
 
 def test_eight_people_decide_at_once(http):
-    """Each image is learned once, by one of them, and none is lost; those who come late are
-    told.
-    """
+    """Each image is learned once, and none is lost; those who come late are told."""
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: sent(http, images("blue", 2, 100 * i)), range(8)))
         names = [one["image"] for one in waiting(http)["images"]]
@@ -214,7 +205,7 @@ def test_eight_people_decide_at_once(http):
     assert counts(http)["blue"] == 16
 
 
-def test_images_chosen_among_others_do_not_say_how_the_others_do(tmp_path):
+def test_images_chosen_among_others_do_not_say_how_the_others_do(http, tmp_path):
     """Those that were sent in a folder of their class do; and all of them, once nothing waits."""
 
     def chosen(names, **options):
@@ -222,15 +213,14 @@ def test_images_chosen_among_others_do_not_say_how_the_others_do(tmp_path):
         bundle = tmp_path / "w" / "versions" / f"{version:06}"
         return len(cifnet_pl.load(bundle, "cpu").calibration.chosen)
 
-    with client(tmp_path / "w") as http:
-        packed = zipped({f"yellow/{i}.png": image("yellow", i) for i in range(3)})
-        own = sent(http, [("files", ("a.zip", packed))])["images"]
-        others = sent(http, images("blue", 4))["images"]
-        assert chosen({others[0]: "blue", own[0]: "yellow"}) == 1
-        anyway = {"anyway": True}
-        assert chosen({others[1]: "blue", own[1]: "blue"}, params=anyway) == 3
-        last = {others[2]: "blue", others[3]: "blue", own[2]: "yellow"}
-        assert chosen(last) == 0
+    packed = zipped({f"yellow/{i}.png": image("yellow", i) for i in range(3)})
+    own = sent(http, [("files", ("a.zip", packed))])["images"]
+    others = sent(http, images("blue", 4))["images"]
+    assert chosen({others[0]: "blue", own[0]: "yellow"}) == 1
+    anyway = {"anyway": True}
+    assert chosen({others[1]: "blue", own[1]: "blue"}, params=anyway) == 3
+    last = {others[2]: "blue", others[3]: "blue", own[2]: "yellow"}
+    assert chosen(last) == 0
 
 
 def test_typed_names_are_kept_until_they_are_learned_or_taken_back(tmp_path):
@@ -298,22 +288,17 @@ def test_folders_are_names_unless_they_are_several_or_a_split(http):
     found = waiting(http)
     folders = {one["file"]: one["folders"] for one in found["images"]}
     several = ["sea", "sky"]
-    assert folders == dict(
-        zip(paths[:1] + paths[2:], (several, [], ["sea"]), strict=True)
-    )
+    assert folders == {paths[0]: several, paths[2]: [], paths[3]: ["sea"]}
     assert found["in_folders"] == 1
 
 
 def test_a_learned_image_in_the_folder_of_another_class_is_told(http):
     teach(http, images("blue", 3), "green")
-    packed = [("files", ("red/0.png", image("blue", 100)))]
-    answer = sent(http, packed)
-    (one,) = answer["known"]
+    (one,) = sent(http, [("files", ("red/0.png", image("blue", 100)))])["known"]
     assert (one["name"], one["folder"]) == ("green", "red")
-    moved = http.post(
-        "/move", json={"name": "green", "into": "red", "images": [one["image"]]}
-    )
-    assert moved.status_code == 409  # not all of green's images are kept
+    moved = {"name": "green", "into": "red", "images": [one["image"]]}
+    # Not all of green's images are kept.
+    assert http.post("/move", json=moved).status_code == 409
 
 
 def test_new_images_come_first(http):

@@ -2,7 +2,6 @@
 
 from functools import partial
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 import torch
@@ -10,13 +9,13 @@ import torch
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.probabilities import CalibrationSamples, KnownScores
+from cifnet_pl.heads.probabilities import KnownScores
 from cifnet_pl.model.calibration import estimated
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving.inspection import (
     AccuracyEstimate,
     accuracy_of_classes,
-    class_predictions,
+    class_estimates,
 )
 from tests.models import learn_embeddings, learned
 
@@ -29,41 +28,24 @@ def test_stored_samples_are_answered_as_if_never_learned():
     assert accuracy_of_classes(learned("ncm"), ["ant"]) == (None, None)
 
 
-def samples(means: torch.Tensor, y: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    """Around the means of their classes."""
-    return means[y] + torch.randn(
-        len(y), means.shape[1], generator=torch.Generator().manual_seed(seed)
-    )
-
-
 def taught(means: torch.Tensor, y: torch.Tensor) -> Classifier:
-    """A model of fruit that learned such samples."""
+    """A model of fruit that learned samples around the means of their classes."""
     width = means.shape[1]
-    model = Classifier(
-        build_backbone("pixels:2"),
-        RidgeHead(width),
-        CalibrationBuffer(500),
-        [],
-        2,
-        calibrated=True,
-    )
-    return learn_embeddings(
-        model,
-        ["pear", "plum", "quince", "rare", "fig", "lime"][: len(means)],
-        samples(means, y),
-        y,
-    )
+    noise = torch.randn(len(y), width, generator=torch.Generator().manual_seed(0))
+    backbone = build_backbone("pixels:2")
+    buffer = CalibrationBuffer(500)
+    model = Classifier(backbone, RidgeHead(width), buffer, [], 2, calibrated=True)
+    names = ["pear", "plum", "quince", "rare"]
+    return learn_embeddings(model, names, means[y] + noise, y)
 
 
 def test_what_each_class_is_taken_for():
     """Nothing tells the third class from the first; of a class of five images nothing is said."""
     y = torch.tensor([0] * 30 + [1] * 30 + [2] * 30 + [3] * 5)
     model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0, 3])], y)
-    pear, plum, quince, rare = class_predictions(model).classes
-    assert pear.confused_with == ["quince"]
-    assert plum.confused_with == []
-    assert quince.confused_with == ["pear"]
-    assert rare.confused_with == []
+    pear, plum, quince, rare = class_estimates(model)
+    assert (pear.confused_with, quince.confused_with) == (["quince"], ["pear"])
+    assert (plum.confused_with, rare.confused_with) == ([], [])
     assert (plum.accuracy, plum.interval) == (100, pytest.approx((90, 100)))
     assert (rare.accuracy, rare.interval) == (None, None)
     assert 20 < pear.accuracy < 80
@@ -82,15 +64,10 @@ def test_the_margin_is_of_groups_and_not_of_images():
     scores = torch.nn.functional.one_hot(
         torch.where(right, columns, 1 - columns), 2
     ).double()
-    for groups, expected in (
-        (torch.arange(200), 1.96 * 3.54),
-        (torch.arange(200) // 4, 1.96 * 7.00),
-    ):
-        known = KnownScores(scores, columns, torch.ones(200, dtype=torch.bool))
-        samples = SimpleNamespace(
-            known_scores=partial(KnownScores, *known), learned=True, groups=groups
-        )
-        estimate = estimated(cast(CalibrationSamples, samples))
-        assert estimate is not None
-        low, high = estimate.interval
+    counted = torch.ones(200, dtype=torch.bool)
+    known = partial(KnownScores, scores, columns, counted)
+    samples = SimpleNamespace(known_scores=known, learned=True)
+    for size, expected in ((1, 1.96 * 3.54), (4, 1.96 * 7.00)):
+        samples.groups = torch.arange(200) // size
+        low, high = estimated(samples).interval
         assert (high - low) / 2 == pytest.approx(2**0.5 * expected, abs=0.7)

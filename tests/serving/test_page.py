@@ -1,6 +1,4 @@
-"""The page in a real browser without a network: drop, name, learn, undo, look, change; by touch, by
-keyboard, in light and dark.
-"""
+"""The page in a real browser: drop, name, learn, undo, look, change; by touch and keyboard."""
 
 import re
 import time
@@ -18,11 +16,13 @@ from tests.serving.browsing import (
     drop,
     keep_texts,
     page_of,
+    squares,
     sync_api,
     until,
 )
 from tests.serving.services import (
     ThreadServer,
+    counts,
     image,
     images,
     model,
@@ -41,30 +41,19 @@ def change(page, name: str) -> None:
     page.get_by_role("button", name=f"Change {name}", exact=True).click()
 
 
-def counts(server) -> dict[str, int]:
-    """How many images each class was learned from."""
-    return {one["name"]: one["images"] for one in server.get("/classes")}
-
-
-def test_drop_name_learn_undo(browser, server):
-    """What an update brought is one sentence and the next step, the rest folded, and goes with
-    it.
-    """
+def test_drop_name_learn_undo(browser, server, patient):
+    """What an update brought is one sentence and the next step, and goes with it."""
     with page_of(browser, server, "phone") as page:
-        files = {
-            f"{name}.png": image(name, 70, 120) for name in ("red", "green", "blue")
-        }
+        files = squares("red", "green", "blue")
         drop(page, "#drop", {**files, "<b>broken</b>.png": b"no"})
         cards = page.locator("#cards .card")
         message = page.locator("#message-text")
         expect(cards).to_have_count(3)
-        expect(message).to_contain_text(
-            "3 new photos, 1 left out (<b>broken</b>.png: no image of a known"
-        )
+        said = "3 new photos, 1 left out (<b>broken</b>.png: no image of a known"
+        expect(message).to_contain_text(said)
         expect(cards.nth(0)).to_contain_text("This looks unlike what I learned.")
-        expect(cards.filter(has_text="red.png").locator(".verdict")).to_have_text(
-            "red 99 %"
-        )
+        red = cards.filter(has_text="red.png")
+        expect(red.locator(".verdict")).to_have_text("red 99 %")
         check_looks(page, "ask")
 
         packed = zipped({f"yellow/{i}.png": image("yellow", i, 60) for i in range(8)})
@@ -92,9 +81,8 @@ def test_drop_name_learn_undo(browser, server):
         expect(page.locator("#class-table .thumbs img")).to_have_count(4)
         expect(page.locator("#class-table tr").nth(1)).to_contain_text("not estimated")
         page.get_by_role("button", name="Audit").click()
-        expect(page.locator("#audited")).to_contain_text(
-            "near-copies of one alone are kept:"
-        )
+        said = "near-copies of one alone are kept:"
+        expect(page.locator("#audited")).to_contain_text(said)
         check_looks(page, "classes")
 
         page.locator("#undo").click()
@@ -116,9 +104,8 @@ def test_drop_name_learn_undo(browser, server):
         page.get_by_role("tab", name="Versions").click()
         expect(page.locator("#version-table tr")).to_have_count(5)
         expect(page.locator("#version-table img")).to_have_count(0)
-        expect(page.locator("#version-table tr").nth(3)).to_contain_text(
-            "too few to say"
-        )  # of eight photos and one
+        of_nine = page.locator("#version-table tr").nth(3)
+        expect(of_nine).to_contain_text("too few to say")
         check_looks(page, "versions")
         page.get_by_role("button", name="Delete photos of forgotten classes").click()
         expect(sure).to_contain_text("Delete 1 photo and 3 other versions for good?")
@@ -126,7 +113,7 @@ def test_drop_name_learn_undo(browser, server):
         expect(message).to_contain_text("Deleted 1 photo and 3 other versions for good")
         gone = "3 versions were deleted for good."
         expect(page.locator("#versions-hint")).to_contain_text(gone)
-    assert list(counts(server)) == ["<img src=x onerror=alert(1)>", "green", "yellow"]
+    assert list(counts(patient)) == ["<img src=x onerror=alert(1)>", "green", "yellow"]
     assert len(tree(server.folder / "images")) == 8 + 2
 
 
@@ -181,9 +168,8 @@ def test_a_change_is_told_once_it_is_shown(browser, server):
         page.route("**/classes", lambda route: route.abort())
         page.locator("#class-new").fill("vert")
         page.get_by_role("button", name="Rename").click()
-        expect(message).to_contain_text(
-            "is served. The page could not be refreshed: The service does not answer."
-        )
+        said = "The page could not be refreshed: The service does not answer."
+        expect(message).to_contain_text(f"is served. {said}")
 
 
 def test_by_keyboard_in_the_dark(browser, server, monkeypatch):
@@ -211,11 +197,7 @@ def test_by_keyboard_in_the_dark(browser, server, monkeypatch):
         expect(page.locator("th:empty")).to_have_count(0)
         page.evaluate("location.hash = '#photos'")
         expect(page.locator("#photos")).to_be_visible()
-        drop(
-            page,
-            "#drop",
-            {f"{n}.png": image(n, 70, 120) for n in ("red", "green", "blue")},
-        )
+        drop(page, "#drop", squares("red", "green", "blue"))
         cards = page.locator("#cards .card")
         expect(cards.locator(".verdict").filter(has_text="%")).to_have_count(2)
         expect(page.locator("#sending")).to_be_hidden()  # all three are looked at
@@ -317,22 +299,15 @@ def test_the_token_is_asked_for_or_in_the_address(browser, tmp_path):
 # ---------------------------------------------------------------------- what may be a mistake
 
 
-def test_what_may_be_a_mistake_is_asked_about(browser, server):
-    """An image in two folders; names that are nearly others, all at once; a class that gets the
-    name of another one.
-    """
+def test_what_may_be_a_mistake_is_asked_about(browser, server, patient):
+    """An image in two folders; names nearly those of others; a name that is taken."""
     with page_of(browser, server) as page:
         sure = page.locator("#sure")
         message = page.locator("#message-text")
         cards = page.locator("#cards .card")
-        double = image("pear", 2)
-        fruit = {
-            "RED/1.png": image("red", 70),
-            "Green /1.png": image("green", 71),
-            "pear/1.png": image("pear", 1),
-            "x/2.png": double,
-            "y/2.png": double,
-        }
+        fruit = {"RED/1.png": image("red", 70), "Green /1.png": image("green", 71)}
+        fruit["pear/1.png"] = image("pear", 1)
+        fruit["x/2.png"] = fruit["y/2.png"] = image("pear", 2)
         drop(page, "#drop", fruit)
         expect(cards).to_have_count(4)
         page.get_by_role("button", name="Name 3 by their folders").click()
@@ -354,7 +329,7 @@ def test_what_may_be_a_mistake_is_asked_about(browser, server):
             sure.get_by_role("button", name=answer).click()
             said = {"Cancel": "Nothing was changed.", "Join both": "Joined 'pear'"}
             expect(message).to_contain_text(said[answer])
-    assert counts(server) == {"red": 14, "green": 13}
+    assert counts(patient) == {"red": 14, "green": 13}
 
 
 def test_a_class_is_split_by_groups_and_wrong_images_are_moved(
@@ -396,7 +371,7 @@ def test_a_class_is_split_by_groups_and_wrong_images_are_moved(
         page.get_by_role("button", name="Move to “both”").click()
         expect(message).to_contain_text("Moved 1 photo of 'pink'")
     expected = {"red": 12, "green": 12, "yellow": 4, "pink": 20, "both": 21}
-    assert counts(server) == expected
+    assert counts(patient) == expected
 
 
 # ---------------------------------------------------------------------- what is shown
@@ -442,11 +417,10 @@ def test_what_is_promised(browser, server):
             "Hardly ever answered: green. Photos taken together count as one. What helps most on"
             " another day: photos of that day or place, five of each class."
         )
-        said = {
-            "few": "too few photos to say",
-            "one_group": "photos of one day only: cannot be told",
-        }
-        for kind, words in said.items():
+        for kind, words in (
+            ("few", "too few photos to say"),
+            ("one_group", "photos of one day only: cannot be told"),
+        ):
             unknown = {**found, "new_group_accuracy": None, "kind": kind}
             page.route("**/summary", promise(unknown))
             page.get_by_role("tab", name="Classes").click()
@@ -466,15 +440,15 @@ LOW_TEXTS = """(() => {
 
 
 def test_strange_names_fit_on_every_screen(browser, server):
-    """Right-to-left, joined emoji, no place to break, HTML: as they are, in three lines at most,
-    readable.
-    """
+    """Right-to-left, joined emoji, no place to break, HTML: in three lines, readable."""
     served = server.service
     for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
         served.submit("rename", served.rename, old, new).end.result()
-    files = {}
-    for number, colour in enumerate(("red", "blue")):
-        files[f"{'long ' * 40}{number}.png"] = image(colour, 70, 60)
+    long = "long " * 40
+    files = {
+        f"{long}0.png": image("red", 70, 60),
+        f"{long}1.png": image("blue", 70, 60),
+    }
     with page_of(browser, server, "phone", "dark") as page:
         drop(page, "#drop", files)
         verdicts = page.locator("#cards .verdict")
@@ -490,7 +464,7 @@ def test_strange_names_fit_on_every_screen(browser, server):
 def test_read_only_answers_and_shows_nothing_that_changes_the_model(browser, tmp_path):
     """Nor does the till count or keep anything."""
     changes = {"Undo", "Redo", "Change", "Go to", "Group by likeness", "Learn", "Name"}
-    photos = {"a.png": image("red", 70, 120), "c.png": b"no"}
+    photos = {**squares("red"), "c.png": b"no"}
     with ThreadServer(tmp_path / "w", options=ServiceOptions(read_only=True)) as server:
         with page_of(browser, server) as page:
             expect(page.locator("#state")).to_contain_text("read-only")

@@ -1,6 +1,4 @@
-"""What the page takes in, in a real browser: camera, paste, many images, names from several
-browsers.
-"""
+"""What the page takes in: camera, paste, many images, names from several browsers."""
 
 import csv
 import io
@@ -104,10 +102,8 @@ def test_the_camera_answers_live_and_takes_images_in_a_row(browser, server):
         page.keyboard.press("Escape")
         page.evaluate(NO_CAMERA)
         page.get_by_role("button", name="Camera", exact=True).click()
-        said = page.locator("#message-text")
-        expect(said).to_have_text(
-            "The camera cannot be used: gone. Choose a photo instead."
-        )
+        said = "The camera cannot be used: gone. Choose a photo instead."
+        expect(page.locator("#message-text")).to_have_text(said)
 
 
 LISTS = re.compile(r"/inbox\?count=[1-9]")
@@ -115,9 +111,7 @@ LISTS = re.compile(r"/inbox\?count=[1-9]")
 
 
 def test_a_list_that_comes_late_gives_no_name_again(browser, server, patient):
-    """The list that is asked for when two images are named arrives when one name has been taken
-    back.
-    """
+    """The list with two names arrives when one of them has been taken back."""
     late = []
 
     def hold(route):
@@ -149,13 +143,11 @@ def test_a_list_that_comes_late_gives_no_name_again(browser, server, patient):
 
 
 def test_many_images_are_named_by_a_range_and_listed(browser, server):
-    """Uncertain ones first; click and shift select a range, one name serves for all; the CSV has
-    every image.
-    """
+    """Uncertain ones first; click and shift select; the CSV has every image."""
     names = ["red"] * 8 + ["green"] * 8 + ["blue"] * 4
-    files = {
-        f"{i:02} {name}.png": image(name, 70 + i, 60) for i, name in enumerate(names)
-    }
+    files = {}
+    for i, name in enumerate(names):
+        files[f"{i:02} {name}.png"] = image(name, 70 + i, 60)
     with page_of(browser, server) as page:
         drop(page, "#drop", {**files, "=1+1.png": image("red", 300, 60)})
         cards = page.locator("#cards .card")

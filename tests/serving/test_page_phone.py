@@ -1,6 +1,4 @@
-"""The page on a phone, over a bad network, and for two people: nothing is lost, and nothing is said
-that is not so.
-"""
+"""The page on a phone, over a bad network, and for two people: nothing is lost."""
 
 import io
 import math
@@ -12,13 +10,7 @@ from PIL import Image
 
 from cifnet_pl.serving import app, gate
 from cifnet_pl.serving.gate import Limits
-from tests.serving.browsing import (
-    check_looks,
-    choose,
-    drop,
-    page_of,
-    sync_api,
-)
+from tests.serving.browsing import check_looks, choose, drop, page_of, sync_api
 from tests.serving.services import becomes, images, teach
 
 pytestmark = pytest.mark.system
@@ -42,9 +34,7 @@ def photos(count: int) -> dict[str, bytes]:
 
 
 def lose_one_answer(page) -> None:
-    """Let the connection break once after the service has stored what it was sent: a few of many
-    photos, as a request may hold only so much.
-    """
+    """Let the connection break once, after the service has stored a few of many photos."""
 
     def lose(route):
         assert route.request.post_data_buffer.count(b"filename=") == 8
@@ -65,9 +55,8 @@ def test_a_cut_connection_loses_no_photo(browser, server):
         shown = page.locator("#upload-text")
         expect(shown).to_have_text("0 of 12 files stored, 12 not sent.")
         page.context.set_offline(True)
-        expect(shown).to_have_text(
-            re.compile("[01] of 12 files stored, 1[12] not sent.")
-        )
+        few = re.compile("[01] of 12 files stored, 1[12] not sent.")
+        expect(shown).to_have_text(few)
         trouble = page.locator("#upload-trouble")
         expect(trouble).to_contain_text("does not answer")
         check_looks(page, "cut")
@@ -149,9 +138,7 @@ def test_two_people_at_once(browser, server, patient):
         other.locator("#undo").click()
         expect(said).to_contain_text("Undid: learned 1 photo")
         expect(page.locator("#state")).to_contain_text("version 3")
-        page.route(
-            "**/inbox?count=0", lambda route: route.abort()
-        )  # not told of the next
+        page.route("**/inbox?count=0", lambda route: route.abort())  # nor of the next
         other.locator("#undo").click()
         expect(said).to_contain_text("Undid: renamed 'blue'")
         page.locator("#redo").tap()
@@ -187,9 +174,8 @@ def test_boxes_bars_and_just_asking(browser, server):
         page.get_by_role("tab", name="Photos").tap()
         page.get_by_label("Just ask").check()
         several = frame(0.6, ["red", "green"], True) | {"file": "a.jpg"}
-        page.route(
-            "**/classify*", lambda route: route.fulfill(json={"images": [several]})
-        )
+        answer = {"images": [several]}
+        page.route("**/classify*", lambda route: route.fulfill(json=answer))
         choose(page, "#files", photos(1))
         verdict = page.locator("#cards .verdict")
         expect(verdict).to_have_text("Not sure: red 60 %")
@@ -226,11 +212,8 @@ def test_boxes_bars_and_just_asking(browser, server):
 
 def test_the_answer_of_a_second_is_the_mean_of_its_frames(browser, server):
     """The mean of the scores, and the classes of most of the prediction sets."""
-    frames = [
-        frame(0.9, ["red"], True),
-        frame(0.2, ["green"], False),
-        frame(0.7, ["red", "green"], False),
-    ]
+    frames = [frame(0.9, ["red"], True), frame(0.2, ["green"], False)]
+    frames.append(frame(0.7, ["red", "green"], False))
     with page_of(browser, server) as page:
         answer = page.evaluate(STEADY, frames)
     red = math.prod([0.9, 0.2, 0.7]) ** (1 / 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import date
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -12,15 +13,15 @@ import pytest
 from cifnet_pl.cli.serve import access_of, show_address
 from cifnet_pl.serving import workspace as workspaces
 from cifnet_pl.utilities.errors import UsageError
-from tests.serving.browsing import check_looks, choose, drop, page_of, sync_api
-from tests.serving.services import (
-    PATIENCE,
-    ThreadServer,
-    client,
-    image,
-    images,
-    teach,
+from tests.serving.browsing import (
+    check_looks,
+    choose,
+    drop,
+    page_of,
+    squares,
+    sync_api,
 )
+from tests.serving.services import PATIENCE, ThreadServer, client, images, teach
 
 expect = sync_api.expect
 
@@ -28,13 +29,8 @@ expect = sync_api.expect
 @pytest.fixture
 def one_day(monkeypatch):
     """The service never passes midnight."""
-
-    class OneDay(date):
-        @classmethod
-        def today(cls):
-            return cls(2026, 3, 1)
-
-    monkeypatch.setattr(workspaces, "date", OneDay)
+    one_day = Mock(today=lambda: date(2026, 3, 1))
+    monkeypatch.setattr(workspaces, "date", one_day)
 
 
 @pytest.mark.system
@@ -135,11 +131,10 @@ def test_the_page_behind_a_folder_of_another_server(browser, tmp_path):
     """Its scripts, images, requests, and the view for the till."""
     with ThreadServer(tmp_path / "w", below="/photos") as server:
         with page_of(browser, server) as page:
-            drop(page, "#drop", {"a.png": image("red", 70, 120)})
+            drop(page, "#drop", squares("red"))
             expect(page.locator("#cards .verdict")).to_contain_text("red")
-            expect(page.locator("#cards img").first).to_have_attribute(
-                "src", re.compile("blob:")
-            )
+            picture = page.locator("#cards img").first
+            expect(picture).to_have_attribute("src", re.compile("blob:"))
             page.get_by_role("link", name="For the till").click()
             expect(page.locator("#till-answer")).to_have_text("Not known")
         assert httpx.get(f"{server.url}/docs", timeout=PATIENCE).status_code == 200

@@ -1,6 +1,4 @@
-"""Images from outside: limits, zip files that lie, formats that are not decoded, classes without a
-name.
-"""
+"""Images from outside: limits, zip files that lie, other formats, names of classes."""
 
 import io
 import struct
@@ -33,9 +31,8 @@ def of_zip(content):
 def test_images_of_a_zip_file_with_their_folders():
     good = image("red", 0)
     hidden = {"__MACOSX/a/1.png": b"x", "a/.hidden.png": b"x"}
-    result = of_zip(
-        zipped({"all/a/1.png": good, "b\\2.png": good, **hidden, "top.png": good})
-    )
+    files = {"all/a/1.png": good, "b\\2.png": good, **hidden, "top.png": good}
+    result = of_zip(zipped(files))
     assert result == [("all/a/1.png", good), ("b/2.png", good), ("top.png", good)]
 
 
@@ -62,17 +59,11 @@ def noise(seed: int, count: int) -> bytes:
     return np.random.default_rng(seed).bytes(count)
 
 
+LARGE = zipped({f"a/{i}.png": noise(i, 15_000) for i in range(8)})
+MANY = zipped({f"a/{i}.png": b"x" * 20 for i in range(6)})
 HOSTILE = {
-    "large": (
-        zipped({f"a/{i}.png": noise(i, 15_000) for i in range(8)}),
-        413,
-        "send it in parts",
-    ),
-    "count": (
-        zipped({f"a/{i}.png": b"x" * 20 for i in range(6)}),
-        413,
-        "more than 5 photos",
-    ),
+    "large": (LARGE, 413, "send it in parts"),
+    "count": (MANY, 413, "more than 5 photos"),
     "lying": (lying(), 422, "damaged"),
     "cut": (zipped({"a/1.png": image("red", 0)})[:-30], 422, "not a zip file"),
     "empty": (b"", 422, "not a zip file"),
@@ -86,6 +77,9 @@ def test_hostile_zip_files_are_refused_in_one_sentence(name):
         of_zip(content)
     assert refusal.value.status == status
     assert "\n" not in str(refusal.value)
+
+
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
 
 
 def icon(side: int) -> bytes:
@@ -102,10 +96,7 @@ def icon(side: int) -> bytes:
     [
         (bomb(101, 100), "101 × 100 pixels are more than 10,000"),
         (bomb(60_000, 60_000), "pixels"),
-        (
-            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
-            "no image of a known format",
-        ),
+        (POSTSCRIPT, "no image of a known format"),
         (image("red", 0)[:600], "truncated"),
         (icon(9000), "no image of a known format"),
     ],
@@ -119,28 +110,18 @@ def test_decoded_as_a_file_is(tmp_path):
     for kind in set(FORMATS) - {"ICO", "HEIF"}:
         content = image("green", 1, 90, kind)
         (tmp_path / "photo").write_bytes(content)
-        assert np.array_equal(
-            decoded(content, 8, 0.9), read_square(tmp_path / "photo", 8, 0.9)
-        ), kind
+        expected = read_square(tmp_path / "photo", 8, 0.9)
+        assert np.array_equal(decoded(content, 8, 0.9), expected), kind
 
 
 def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
     names = [" banana ", "red  apple", "cafe\u0301", "a\u00a0b", "a\nb"]
-    assert [tidy(name) for name in names] == [
-        "banana",
-        "red apple",
-        "caf\u00e9",
-        "a b",
-        "a\nb",
-    ]
-    assert checked_names(["banana "], ["Bananas", "banana"], False) == {
-        "banana ": "banana"
-    }
-    for name, other in (
-        ("banana", "Banana"),
-        ("redapple", "Red apple"),
-        ("\uff42anana", "banana"),
-    ):
+    tidied = ["banana", "red apple", "caf\u00e9", "a b", "a\nb"]
+    assert [tidy(name) for name in names] == tidied
+    stored = checked_names(["banana "], ["Bananas", "banana"], False)
+    assert stored == {"banana ": "banana"}
+    alike = {"banana": "Banana", "redapple": "Red apple", "\uff42anana": "banana"}
+    for name, other in alike.items():
         with pytest.raises(RequestError) as question:
             checked_names([name], ["kiwi", other], False)
         assert (question.value.status, question.value.instead) == (409, {name: other})

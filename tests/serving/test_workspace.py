@@ -1,6 +1,4 @@
-"""Versions: every change is stored before it counts; undo, redo, going back, comparing; a full
-disk; other models.
-"""
+"""Versions: every change is stored before it counts; undo, redo, a full disk, other models."""
 
 import errno
 
@@ -36,16 +34,13 @@ def first_class(workspace):
 
 
 def test_a_version_is_the_same_model_on_the_backbone_that_was_given(tmp_path):
-    """Another network in memory, and another session of its engine, would be left behind by every
-    undo.
-    """
+    """Another network, and session of its engine, would be left behind by every undo."""
     made = model()
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
     workspace = Workspace(tmp_path / "w", made)
     renamed(workspace, "a")
-    assert torch.equal(
-        made.probabilities(images), workspace.load(1).probabilities(images)
-    )
+    again = workspace.load(1).probabilities(images)
+    assert torch.equal(made.probabilities(images), again)
     assert workspace.load(1).backbone is workspace.load(2).backbone is made.backbone
 
 
@@ -80,10 +75,8 @@ def test_undo_redo_a_new_start_and_a_change_after_undo(tmp_path):
     workspace = Workspace(tmp_path / "w", model())
     assert (workspace.current, first_class(workspace)) == (2, "a")
     assert workspace.step("redo").version == 3
-    assert [(v.number, v.message) for v in workspace.versions.values()][1:] == [
-        (2, "to a"),
-        (3, "to b"),
-    ]
+    messages = {number: one.message for number, one in workspace.versions.items()}
+    assert messages == {1: messages[1], 2: "to a", 3: "to b"}
     renamed(workspace, "c")
     assert (workspace.current, workspace.versions[4].parent) == (4, 2)
     assert workspace.step("redo") is None

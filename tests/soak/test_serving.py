@@ -166,7 +166,7 @@ class Acknowledged:
 def assert_whole(workspace: Workspace, told: Acknowledged) -> None:
     """All versions and all images that were acknowledged are there."""
     assert_versions_whole(workspace)
-    waiting = {one.file for one in workspace.waiting()}
+    waiting = set(workspace.waiting())
     assert told.received <= waiting
     # As it was typed, whatever became of the class since.
     names = dict(rows_of(workspace.folder, "SELECT file, name FROM inbox"))
