@@ -150,10 +150,9 @@ def _drawn_patches(images: Tensor, generator: torch.Generator) -> Tensor:
     rows_of_windows = images.cpu().unfold(2, PATCH_SIDE, 1)
     windows = rows_of_windows.unfold(3, PATCH_SIDE, 1)  # a view
     count, _, rows, columns = windows.shape[:4]
-    image, row, column = (
-        torch.randint(choices, (DRAWN_PATCHES,), generator=generator)
-        for choices in (count, rows, columns)
-    )
+    image = torch.randint(count, (DRAWN_PATCHES,), generator=generator)
+    row = torch.randint(rows, (DRAWN_PATCHES,), generator=generator)
+    column = torch.randint(columns, (DRAWN_PATCHES,), generator=generator)
     patches = windows[image, :, row, column]
     return patches.float().flatten(1)
 
