@@ -21,10 +21,11 @@ from cifnet_pl.statistics import (
     check_projection,
     check_ridge,
     draw_projection,
+    factorise,
     gcv_ridge,
     projection_fingerprint,
     solve_ridge,
-    whitened_rows,
+    whiten,
 )
 from cifnet_pl.utilities.errors import UsageError, check_that
 from cifnet_pl.utilities.growing_tensors import no_rows
@@ -192,7 +193,9 @@ def leaving_out_of_stream(
         features: (n, p) of the samples.
         targets: (n, C) of the samples.
     """
-    whitened = whitened_rows(sums.gram, ridge.to(features), features)
+    penalty = ridge.to(features).double()  # as rounded for the solve
+    factor = factorise(sums.gram.double(), penalty)
+    whitened = whiten(factor, features.double())
     scores = features @ weights
     return partial(LearnedRows(whitened).scores, scores, targets)
 

@@ -20,11 +20,12 @@ from cifnet_pl.statistics import (
     Weighting,
     augment,
     check_ridge,
+    factorise,
     gcv_ridge_of_free_bias,
     solve_ridge,
     squared_slopes,
     target_limit,
-    whitened_rows,
+    whiten,
 )
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
@@ -248,7 +249,9 @@ class CIFNetHead(Head):
             weights[stop:] = float(self.update_past)
             for own, gram in self._gram_per_columns(cohort):
                 ridge = cohort.ridge_used[own][0].item()
-                whitened = whitened_rows(gram, self._penalty(gram, ridge), x)
+                penalty = self._penalty(gram, ridge)
+                factor = factorise(gram.double(), penalty.double())
+                whitened = whiten(factor, x.double())
                 own_columns = torch.arange(start, stop)[own]
                 own_scores = scores[:, own_columns]
                 own_targets = targets[:, own_columns]

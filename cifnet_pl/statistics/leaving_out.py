@@ -28,37 +28,6 @@ ROWS_PER_STEP = 1024
 """Rows whose groups are left out at a time; it bounds memory."""
 
 
-def errors(scores: Tensor, columns: Tensor) -> Tensor:
-    """Return (n,) 1 for an error, 0 for none, NaN where nothing is known.
-
-    Args:
-        scores: (n, C).
-        columns: (n,) true column of each.
-    """
-    wrong = (scores.argmax(dim=1) != columns).double()
-    unknown = ~scores.isfinite().all(dim=1)
-    return wrong.masked_fill(unknown, torch.nan)
-
-
-def equal_groups(groups: Tensor) -> Iterator[Tensor]:
-    """Yield the rows (g, k) int64 of groups of one size k, many groups at a time.
-
-    Args:
-        groups: (n,) int64 group of each row.
-    """
-    order = torch.argsort(groups, stable=True)
-    in_order = groups[order]
-    sizes = torch.unique_consecutive(in_order, return_counts=True)[1]
-    starts = sizes.cumsum(0) - sizes
-    for size in torch.unique(sizes).tolist():
-        of_size = sizes == size
-        first = starts[of_size]
-        offset = torch.arange(size, device=order.device)
-        positions = first[:, None] + offset
-        groups_per_step = max(1, ROWS_PER_STEP // size)
-        yield from torch.split(order[positions], groups_per_step)
-
-
 class GroupsLeftOut(NamedTuple):
     """Some groups of one size, and the systems that leaving them out takes.
 
@@ -82,7 +51,7 @@ class LearnedRows:
     """Learned rows of a design, with the hat matrix ``H = RRᵀ − MMᵀ``, to be left out in groups.
 
     Args:
-        rows: (n, p) float64 R, such as :func:`~cifnet_pl.statistics.whitened_rows`.
+        rows: (n, p) float64 R, such as :func:`~cifnet_pl.statistics.whiten` gives.
         between: (n, q) M; None for none.
         weight: (n,) ω of each row in the sums, 0 where it was never seen; None for ones.
 
@@ -103,25 +72,32 @@ class LearnedRows:
             self.root = weight.double().sqrt()[:, None]
 
     def leave_out(self, groups: Tensor) -> Iterator[GroupsLeftOut]:
-        """Yield all groups, those of equal size together.
+        """Yield all groups, many of one size at a time.
 
         Args:
             groups: (n,) int64 group of each row.
         """
-        for members in equal_groups(groups):
-            rows = self.rows[members]
-            hat = rows @ rows.mT
-            if self.between is not None:
-                between = self.between[members]
-                hat = hat - between @ between.mT
-            root = self.root[members]
-            weighted = root * hat * root.mT
-            identity = torch.eye(members.shape[1]).to(hat)
-            factor, failed = torch.linalg.cholesky_ex(identity - weighted)
-            pivots = factor.diagonal(dim1=1, dim2=2).square()
-            regular = (failed == 0) & (pivots.amin(dim=1) > ROUNDING)
-            singular = ~regular[:, None, None]
-            yield GroupsLeftOut(members, hat, root, factor, singular)
+        order = torch.argsort(groups, stable=True)
+        sizes = torch.unique_consecutive(groups[order], return_counts=True)[1]
+        starts = sizes.cumsum(0) - sizes
+        for size in torch.unique(sizes).tolist():
+            first = starts[sizes == size]
+            positions = first[:, None] + torch.arange(size, device=order.device)
+            groups_per_step = max(1, ROWS_PER_STEP // size)
+            for members in torch.split(order[positions], groups_per_step):
+                rows = self.rows[members]
+                hat = rows @ rows.mT
+                if self.between is not None:
+                    between = self.between[members]
+                    hat = hat - between @ between.mT
+                root = self.root[members]
+                weighted = root * hat * root.mT
+                identity = torch.eye(size).to(hat)
+                factor, failed = torch.linalg.cholesky_ex(identity - weighted)
+                pivots = factor.diagonal(dim1=1, dim2=2).square()
+                regular = (failed == 0) & (pivots.amin(dim=1) > ROUNDING)
+                singular = ~regular[:, None, None]
+                yield GroupsLeftOut(members, hat, root, factor, singular)
 
     def scores(self, scores: Tensor, targets: Tensor, groups: Tensor) -> Tensor:
         """Return the scores (n, C) of ridge regression for rows without their group.
