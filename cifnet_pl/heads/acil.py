@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from cifnet_pl.heads.base import Dtype, check_count, scalar
+from cifnet_pl.heads.base import Dtype, scalar
 from cifnet_pl.heads.sums import SumsHead, kept_weights
 from cifnet_pl.statistics import (
     ClassDistances,
@@ -72,7 +72,7 @@ class ACILHead(SumsHead):
                     f" {in_features})"
                 )
             width = len(projection)
-        check_count("width", width)
+        check_that(width >= 1, "width", width, "at least 1")
         super().__init__(in_features, width, dtype)
         self.width = width
         self.ridge = check_ridge(ridge)

@@ -83,11 +83,12 @@ class CIFNetHead(Head):
         dtype: of the sums, "float64" or "float32".
 
     Attributes:
-        cohorts: one :class:`Cohort` for each task.
+        cohorts: one :class:`Cohort` for each task, in a ``ModuleList``.
         increment: sums over the samples of the current task, until it is solved.
         past_increment: sums over the buffer samples that the current task showed, likewise.
     """
 
+    cohorts: list[Cohort]
     title = "CIFNet"
     reduces = True
     leaves_one_out = True
@@ -117,7 +118,7 @@ class CIFNetHead(Head):
         self.tells_novelty = (
             update_past  # else no cohort has seen the samples of all classes
         )
-        self.cohorts = nn.ModuleList()
+        self.cohorts = cast(Any, nn.ModuleList())
         self.increment: Sums | None = None
         self.past_increment: Sums | None = None
 
@@ -144,19 +145,15 @@ class CIFNetHead(Head):
 
     def _open_increment(self) -> Sums:
         if self.increment is None:
-            sums = self._cohorts[-1].sums
+            sums = self.cohorts[-1].sums
             self.increment = sums.empty(len(sums.counts))
         return self.increment
 
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         if self.past_increment is None:
-            earlier = len(self._cohorts[-1].past_weight)
+            earlier = len(self.cohorts[-1].past_weight)
             self.past_increment = self._new_sums(earlier, per_class=False)
         self.past_increment.add(augment(z), columns, weight)
-
-    @property
-    def _cohorts(self) -> list[Cohort]:
-        return cast("list[Cohort]", list(self.cohorts))
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         # Buffer samples are common to all processes already.
@@ -165,9 +162,23 @@ class CIFNetHead(Head):
     # ------------------------------------------------------------------ solve and score
 
     def _solve(self) -> None:
+        """Solve ``(A_j + λI)⁻¹M_j``; a sample counts ω times the squared slope at its target."""
         self._commit()
-        for cohort in self._cohorts:
-            self._solve_cohort(cohort)
+        for cohort in self.cohorts:
+            sums = cohort.sums
+            positive = self.slopes.positive * sums.class_sums
+            negative = self.slopes.negative * (sums.gram[0] - sums.class_sums)
+            moment = self.limit * (positive - negative).T
+            target_square = self.limit**2 * (positive + negative)[:, 0]
+            for columns, gram in self._gram_per_columns(cohort):
+                own = moment[:, columns]
+                ridge = self.ridge
+                if ridge == "gcv":
+                    square = target_square[columns].sum()
+                    ridge = gcv_ridge_of_free_bias(gram, own, square, int(sums.seen))
+                cohort.ridge_used[columns] = ridge
+                penalty = self._penalty(gram, ridge)
+                cohort.weights[:, columns] = solve_ridge(gram, own, penalty)
 
     def _commit(self) -> None:
         """Add what the current task observed to the cohorts; it cannot be discarded then.
@@ -175,11 +186,11 @@ class CIFNetHead(Head):
         eq:moment_update and, as sums of Gram matrices without truncation, eq:svd_update.
         """
         self.under_way.fill_(False)
-        latest = self._cohorts[-1]
+        latest = self.cohorts[-1]
         if self.increment is not None:
             latest.sums.merge(self.increment)
             if self.update_past:
-                for cohort in self._cohorts[:-1]:
+                for cohort in self.cohorts[:-1]:
                     cohort.sums.add_rows_of(self.increment)
         past = self.past_increment
         if past is not None:
@@ -192,25 +203,7 @@ class CIFNetHead(Head):
 
     def weights(self) -> Tensor:
         """Return (d+1, C) weights of all classes in column order, row 0 the bias."""
-        return torch.cat([cohort.weights for cohort in self._cohorts], dim=1)
-
-    def _solve_cohort(self, cohort: Cohort) -> None:
-        """Solve ``(A_j + λI)⁻¹M_j``; a sample counts ω times the squared slope at its target."""
-        sums = cohort.sums
-        positive = self.slopes.positive * sums.class_sums
-        negative = self.slopes.negative * (sums.gram[0] - sums.class_sums)
-        moment = self.limit * (positive - negative).T
-        target_square = self.limit**2 * (positive + negative)[:, 0]
-        for columns, gram in self._gram_per_columns(cohort):
-            own = moment[:, columns]
-            if self.ridge == "gcv":
-                square = target_square[columns].sum()
-                ridge = gcv_ridge_of_free_bias(gram, own, square, int(sums.seen))
-            else:
-                ridge = self.ridge
-            cohort.ridge_used[columns] = ridge
-            penalty = self._penalty(gram, ridge)
-            cohort.weights[:, columns] = solve_ridge(gram, own, penalty)
+        return torch.cat([cohort.weights for cohort in self.cohorts], dim=1)
 
     def _penalty(self, gram: Tensor, ridge: float) -> Tensor:
         """Return the penalty (d+1,) of a solve; with "gcv" the bias is free."""
@@ -241,7 +234,7 @@ class CIFNetHead(Head):
         positive, negative = self.slopes
         parts: list[LeftOut] = []
         start = 0
-        for cohort in self._cohorts:
+        for cohort in self.cohorts:
             stop = start + len(cohort.sums.counts)
             # Of each class: of earlier tasks, of this one, and of later ones.
             weights = scores.new_ones(len(self.labels))
@@ -268,14 +261,14 @@ class CIFNetHead(Head):
 
     def _class_distances(self) -> ClassDistances:
         # The first cohort has seen the samples of all classes, each once.
-        first = self._cohorts[0].sums
-        sums = torch.cat([cohort.sums.class_sums for cohort in self._cohorts])
+        first = self.cohorts[0].sums
+        sums = torch.cat([cohort.sums.class_sums for cohort in self.cohorts])
         return ClassDistances(first.gram, sums, first.mass)
 
     # ------------------------------------------------------------------ the life of a model
 
     def _class_counts(self) -> Tensor:
-        of_cohorts = [cohort.sums.counts for cohort in self._cohorts]
+        of_cohorts = [cohort.sums.counts for cohort in self.cohorts]
         counts = torch.cat([self.labels[:0], *of_cohorts])
         if self.increment is not None:
             new = self.increment.counts
@@ -288,9 +281,9 @@ class CIFNetHead(Head):
 
     def _keep(self, columns: Tensor) -> None:
         self._commit()
-        cohorts = nn.ModuleList()
+        cohorts: Any = nn.ModuleList()
         start = 0
-        for cohort in self._cohorts:
+        for cohort in self.cohorts:
             stop = start + len(cohort.sums.counts)
             own = columns[(columns >= start) & (columns < stop)] - start
             earlier = columns[columns < start]
@@ -308,10 +301,10 @@ class CIFNetHead(Head):
         super()._before_load(state)
         tasks = {key.split(".")[1] for key in state if key.startswith("cohorts.")}
         empty = self._new_sums(0, self.per_class)
-        self.cohorts = nn.ModuleList(Cohort(empty.empty(0)) for _ in tasks)
+        cohorts = nn.ModuleList(Cohort(empty.empty(0)) for _ in tasks)
+        self.cohorts = cast(Any, cohorts)
         self._discard()
-        children = {key.split(".")[0] for key in state}
-        if "increment" in children:
+        if "increment.counts" in state:
             self.increment = empty
-        if "past_increment" in children:
+        if "past_increment.counts" in state:
             self.past_increment = self._new_sums(0, per_class=False)

@@ -14,7 +14,6 @@ from cifnet_pl.heads.acil import ACILHead
 from cifnet_pl.heads.base import (
     Dtype,
     Metric,
-    check_count,
     check_positive,
     in_full_precision,
     scalar,
@@ -244,7 +243,7 @@ class KLDAHead(SLDAHead):
         seed: int = 0,
         dtype: Dtype = "float64",
     ):
-        check_count("width", width)
+        check_that(width >= 1, "width", width, "at least 1")
         check_positive("gamma", gamma)
         super().__init__(in_features, shrinkage, dtype)
         self.sums = Sums(width + 1, dtype=self.dtype)

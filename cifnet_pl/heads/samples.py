@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from cifnet_pl.heads.base import Dtype, Head, Metric, check_count, check_positive
+from cifnet_pl.heads.base import Dtype, Head, Metric, check_positive
 from cifnet_pl.heads.sums import kept_weights
 from cifnet_pl.statistics import augment
 from cifnet_pl.statistics.leaving_out import ROWS_PER_STEP
@@ -181,7 +181,7 @@ class KNNHead(SamplesHead):
         dtype: Dtype = "float32",
     ):
         super().__init__(in_features, dtype)
-        check_count("neighbours", neighbours)
+        check_that(neighbours >= 1, "neighbours", neighbours, "at least 1")
         check_choice("metric", metric, Metric)
         self.neighbours = neighbours
         self.metric = metric
@@ -338,7 +338,7 @@ class LogisticHead(ReplayHead):
     ):
         super().__init__(in_features, dtype)
         check_positive("inverse_penalty", inverse_penalty)
-        check_count("max_iter", max_iter)
+        check_that(max_iter >= 1, "max_iter", max_iter, "at least 1")
         self.inverse_penalty = inverse_penalty
         self.max_iter = max_iter
 
@@ -395,8 +395,8 @@ class SGDHead(ReplayHead):
         super().__init__(in_features, dtype)
         check_positive("learning_rate", learning_rate)
         check_that(0 <= momentum < 1, "momentum", momentum, "at least 0 and below 1")
-        check_count("epochs", epochs)
-        check_count("batch_size", batch_size)
+        check_that(epochs >= 1, "epochs", epochs, "at least 1")
+        check_that(batch_size >= 1, "batch_size", batch_size, "at least 1")
         self.learning_rate = learning_rate
         self.momentum = momentum
         self.epochs = epochs
