@@ -105,7 +105,9 @@ class RidgeHead(SumsHead):
     ):
         check_choice("decision", decision, Decision)
         if product_features == "auto" and remember:
-            product_features = 0.0  # a Gram matrix of them for each class would be gigabytes
+            product_features = (
+                0.0  # a Gram matrix of them for each class would be gigabytes
+            )
         super().__init__(in_features, in_features + 1, dtype, per_class=remember)
         self.ridge = check_ridge(ridge)
         self.epsilon = epsilon

@@ -62,24 +62,13 @@ class Samples(GrowingModule):
     def extend(self, other: Samples) -> None:
         """Append all rows of ``other``."""
         other.gather()
-        rows = (other.z.to(self.z), other.y.to(self.y), other.weight.to(self.weight))
-        self._added.append(rows)
+        self.add(other.z, other.y, other.weight)
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but those at ``rows``, a mask over them or their positions."""
+        """Drop all gathered rows but those at ``rows``, a mask over them or their positions."""
         self.z = self.z[rows]
         self.y = self.y[rows]
         self.weight = self.weight[rows]
-
-    def keep_labels(self, labels: Tensor) -> None:
-        """Drop all rows but those with one of ``labels``."""
-        self.gather()
-        self.keep(torch.isin(self.y, labels))
-
-    def rename(self, new: Callable[[Tensor], Tensor]) -> None:
-        """Rename all labels; ``new`` maps (n,) old ones to (n,) new ones."""
-        self.gather()
-        self.y = new(self.y)
 
     def clear(self) -> None:
         """Drop all rows."""
@@ -95,8 +84,7 @@ class Samples(GrowingModule):
         """
         self.gather()
         label_bits = self.y.view(torch.float64)
-        weight_and_label = torch.stack([self.weight, label_bits], dim=1)
-        content = torch.cat([self.z.double(), weight_and_label], dim=1)
+        content = torch.column_stack([self.z.double(), self.weight, label_bits])
         values = content.cpu().numpy()
         row_bytes = np.dtype((np.void, values.shape[1] * values.itemsize))
         keys = values.view(row_bytes).ravel()
@@ -144,11 +132,14 @@ class SamplesHead(Head):
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
         for samples in self._samples():
-            samples.rename(new)
+            samples.gather()
+            samples.y = new(samples.y)
 
     def _keep(self, columns: Tensor) -> None:
+        labels = self.labels[columns]
         for samples in self._samples():
-            samples.keep_labels(self.labels[columns])
+            samples.gather()
+            samples.keep(torch.isin(samples.y, labels))
 
 
 class KNNHead(SamplesHead):
@@ -247,8 +238,8 @@ class KNNHead(SamplesHead):
 
     def _merge(self, other: KNNHead) -> None:
         self._begin_tasks_of(other)
-        for samples in (other.samples, other.pending):
-            self.pending.extend(samples)
+        self.pending.extend(other.samples)
+        self.pending.extend(other.pending)
         self._solve()
         self.solved.fill_(False)
         self.under_way.fill_(False)

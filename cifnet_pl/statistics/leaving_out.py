@@ -128,19 +128,19 @@ class LearnedRows:
 
 
 class LeftOutDistances(NamedTuple):
-    """Distances of queries to the class means, without the groups of learned rows.
+    """Distances of queries to the class means, without some groups of one size of learned rows.
 
     Attributes:
-        square: (n, C) ``(q − μ_c)ᵀ(S + λI)⁻¹(q − μ_c)``; NaN where nothing is known.
-        length: (n, 1) ``qᵀ(S + λI)⁻¹q``.
-        remaining: (n, C) number of rows that each class has left.
-        left_out: (n, 1) number of rows that are left out with each, itself included.
+        members: (g, k) int64 rows of each group.
+        square: (g, k, C) ``(q − μ_c)ᵀ(S + λI)⁻¹(q − μ_c)``; NaN where nothing is known.
+        length: (g, k, 1) ``qᵀ(S + λI)⁻¹q``.
+        remaining: (g, 1, C) number of rows that each class has left.
     """
 
+    members: Tensor
     square: Tensor
     length: Tensor
     remaining: Tensor
-    left_out: Tensor
 
 
 class ScatteredRows(LearnedRows):
@@ -174,18 +174,14 @@ class ScatteredRows(LearnedRows):
 
     def distances(
         self, groups: Tensor, queries: Callable[[Tensor], Tensor]
-    ) -> LeftOutDistances:
-        """Return the distances of queries to the class means without each row's group.
+    ) -> Iterator[LeftOutDistances]:
+        """Yield the distances of queries to the class means without each row's group.
 
         Args:
             groups: (n,) int64 group of each row.
             queries: function from positions (g, k) of whole groups to the q (g, k, p) of their
                 rows.
         """
-        square = torch.empty_like(self.own)
-        remaining = torch.empty_like(self.own)
-        length = torch.empty_like(self.own[:, :1])
-        left_out = torch.empty_like(self.own[:, :1])
         for group in self.leave_out(groups):
             members = group.members
             own = self.own[members]
@@ -208,11 +204,8 @@ class ScatteredRows(LearnedRows):
             rest = self.mass - lost
             distance = query_square - 2 * inner + mean_square
             distance = distance + 1 / self.mass - 1 / rest
-            square[members] = distance.masked_fill(group.singular, torch.nan)
-            remaining[members] = rest.expand_as(distance)
-            length[members] = query_square
-            left_out[members] = float(size)
-        return LeftOutDistances(square, length, remaining, left_out)
+            square = distance.masked_fill(group.singular, torch.nan)
+            yield LeftOutDistances(members, square, query_square, rest)
 
     def _rows(self, members: Tensor) -> Tensor:
         """Return the rows x (g, k, p) at some positions (g, k)."""
@@ -231,7 +224,10 @@ class ScatteredRows(LearnedRows):
             mass: () number n of all rows.
             freedom: degrees of freedom df, which stay as they are.
         """
-        found = self.distances(groups, self._rows)
-        others = mass - found.left_out
-        excess = freedom / found.remaining
-        return (excess + others * (found.length - found.square)) / 2
+        scores = torch.empty_like(self.own)
+        for found in self.distances(groups, self._rows):
+            others = mass - found.members.shape[1]
+            excess = freedom / found.remaining
+            relative = found.length - found.square
+            scores[found.members] = (excess + others * relative) / 2
+        return scores

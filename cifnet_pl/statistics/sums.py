@@ -129,9 +129,6 @@ class Sums(GrowingModule):
         by_class: names of the buffers that have a row for each class.
     """
 
-    packed_gram: Tensor
-    class_grams: Tensor
-
     def __init__(
         self,
         width: int,
@@ -155,15 +152,12 @@ class Sums(GrowingModule):
         self.seen: Tensor = nn.Buffer(seen)
         mass = torch.zeros((), dtype=dtype)
         self.mass: Tensor = nn.Buffer(mass)
-        empty_gram = None
         if gram:
-            empty_gram = torch.zeros(shape, dtype=dtype)
-        class_grams = None
+            self.packed_gram: Tensor = nn.Buffer(torch.zeros(shape, dtype=dtype))
         if per_class:
             self.by_class.append("class_grams")
             class_grams = torch.zeros(classes, *shape, dtype=dtype)
-        self.register_buffer("packed_gram", empty_gram)
-        self.register_buffer("class_grams", class_grams)
+            self.class_grams: Tensor = nn.Buffer(class_grams)
 
     @property
     def gram(self) -> Tensor:
