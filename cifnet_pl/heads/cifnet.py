@@ -42,7 +42,7 @@ class Cohort(GrowingModule):
         ridge_used: (C_j,) float64, λ of each class.
     """
 
-    def __init__(self, sums: Sums, before: int = 0):
+    def __init__(self, sums: Sums, before: int):
         super().__init__()
         self.sums = sums
         classes = len(sums.counts)
@@ -53,7 +53,6 @@ class Cohort(GrowingModule):
         self.past_weight: Tensor = nn.Buffer(past_weight)
         ridges = torch.zeros(classes, dtype=torch.float64)
         self.ridge_used: Tensor = nn.Buffer(ridges)
-        self.to(sums.class_sums.device)
 
 
 class CIFNetHead(Head):
@@ -124,15 +123,11 @@ class CIFNetHead(Head):
 
     # ------------------------------------------------------------------ sums
 
-    def _new_sums(self, classes: int, per_class: bool) -> Sums:
-        sums = Sums(
-            self.in_features + 1, classes, per_class=per_class, dtype=self.dtype
-        )
-        return sums.to(self.labels.device)
-
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
-        sums = self._new_sums(new, self.per_class)
-        self.cohorts.append(Cohort(sums, len(self.labels) - new))
+        width = self.in_features + 1
+        sums = Sums(width, new, per_class=self.per_class, dtype=self.dtype)
+        cohort = Cohort(sums, len(self.labels) - new)
+        self.cohorts.append(cohort.to(self.labels.device))
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         increment = self._open_increment()
@@ -152,7 +147,8 @@ class CIFNetHead(Head):
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         if self.past_increment is None:
             earlier = len(self.cohorts[-1].past_weight)
-            self.past_increment = self._new_sums(earlier, per_class=False)
+            sums = Sums(self.in_features + 1, earlier, dtype=self.dtype)
+            self.past_increment = sums.to(self.labels.device)
         self.past_increment.add(augment(z), columns, weight)
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
@@ -300,11 +296,13 @@ class CIFNetHead(Head):
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
         tasks = {key.split(".")[1] for key in state if key.startswith("cohorts.")}
-        empty = self._new_sums(0, self.per_class)
-        cohorts = nn.ModuleList(Cohort(empty.empty(0)) for _ in tasks)
+        width = self.in_features + 1
+        empty = Sums(width, per_class=self.per_class, dtype=self.dtype)
+        cohorts = nn.ModuleList(Cohort(empty.empty(0), before=0) for _ in tasks)
         self.cohorts = cast(Any, cohorts)
         self._discard()
         if "increment.counts" in state:
             self.increment = empty
         if "past_increment.counts" in state:
-            self.past_increment = self._new_sums(0, per_class=False)
+            self.past_increment = Sums(width, dtype=self.dtype)
+        self.to(self.labels.device)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 
 from cifnet_pl.heads.base import Head
 from cifnet_pl.statistics import LeftOut, OddsAndShares, to_probabilities
@@ -365,9 +365,8 @@ class ReferenceScores:
             >>> reference.p_values(torch.tensor([100.0, 4.5], dtype=torch.float64)).tolist()
             [0.1, 0.5]
         """
-        none = self.weights.new_zeros(1)
         cumulative = self.weights.cumsum(dim=0)
-        weight_before = torch.cat([none, cumulative])
+        weight_before = pad(cumulative, (1, 0))
         position = torch.searchsorted(self.scores, scores.contiguous())
         below = weight_before[position]
         total = self.weights.sum()
