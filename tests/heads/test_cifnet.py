@@ -149,9 +149,6 @@ def test_one_class_alone_scores_its_target_everywhere(
     assert head.weights()[1:].norm() < 1e-8
 
 
-# ---------------------------------------------------------------------- golden vectors of the
-# released code
-
 GOLDEN = np.load(Path(__file__).parents[1] / "data" / "cifnet_digits.npz")
 VARIANTS = {
     "paper_updated": {"weighting": "derivative", "update_past": True},

@@ -34,6 +34,7 @@ from cifnet_pl.heads.probabilities import (
 )
 from cifnet_pl.statistics import RidgeFactor, to_probabilities
 from cifnet_pl.utilities.errors import UsageError
+from tests.heads.literal import nll
 from tests.heads.suite import scans, teach
 from tests.models import learn_digits
 
@@ -244,18 +245,6 @@ def test_dsal_is_near() -> None:
 
 
 # ---------------------------------------------------------------------- the temperature
-
-
-def nll(scores: Tensor, y: Tensor, temperature: float, power: float = 1.0) -> float:
-    """By the definition: the odds p / (1 − p) of the largest probability become their power."""
-    spread = 1 / (len(y) + 2)
-    classes = scores.shape[1]
-    smoothed = one_hot(y, classes) * (1 - spread) + spread / classes
-    p = torch.softmax(scores / temperature, dim=1)
-    largest, first = p.max(dim=1, keepdim=True)
-    odds = (largest / (1 - largest)) ** power
-    p = (p / (1 - largest) / (1 + odds)).scatter(1, first, odds / (1 + odds))
-    return -(smoothed * p.log()).sum(1).mean().item()
 
 
 def fit_temperature(scores: Tensor, y: Tensor) -> tuple[float, float]:

@@ -40,9 +40,6 @@ def learned(head: Head) -> Any:
     return teach_pairs(head, Z, Y)
 
 
-# ---------------------------------------------------------------------- nearest class mean
-
-
 def test_ncm_scores() -> None:
     means = torch.stack([Z[Y.eq(c)].mean(dim=0) for c in range(10)])
     euclidean = learned(NCMHead(64, metric="euclidean"))(REST)
@@ -53,10 +50,6 @@ def test_ncm_scores() -> None:
     cosine = torch.cosine_similarity(REST[:, None], means, dim=2)
     assert torch.allclose(head(REST), cosine, rtol=1e-12)
     assert head.state_elements() == {"moments": 10 * 65}
-
-
-# ---------------------------------------------------------------------- linear discriminant
-# analysis
 
 
 @pytest.mark.parametrize("shrinkage", [0.05, 1.0])
@@ -110,8 +103,6 @@ def test_a_removed_class_leaves_only_its_scatter() -> None:
     head.solve()
     assert torch.allclose(head(REST), scores[:, kept], rtol=1e-8, atol=1e-8)
 
-
-# ---------------------------------------------------------------------- RanPAC, KLDA and FeCAM
 
 D = 6
 TASKS = stream([[0], [1, 2], [3, 4, 5]])

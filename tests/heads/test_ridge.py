@@ -17,7 +17,6 @@ import cifnet_pl
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
 from cifnet_pl.heads.trial import learn, stream
-from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.testing import QUERIES, TASKS, difference, halves
 from cifnet_pl.utilities.errors import UsageError
 from tests import models
@@ -26,6 +25,7 @@ from tests.heads.literal import (
     LiteralTask,
     dense_ridge,
     distance,
+    nll,
     pooled,
     streams,
     targets,
@@ -85,9 +85,6 @@ def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
     assert torch.equal(again(z), head(z))
 
 
-# ---------------------------------------------------------------------- the discriminant, and the
-# choice
-
 D = 6
 
 
@@ -141,21 +138,14 @@ def test_the_weights_of_the_rules_are_the_most_likely_ones() -> None:
     z, y = (part[:150] for part in scans())
     head = calibrated(z, y)
     alone = torch.arange(len(y))
-    rules = [rule(alone) for rule in head.rules_left_out(z, y)]
-    best = head.rule_weights
-    spread = 1 / (len(y) + 2)
-    target = one_hot(y, 10) * (1 - spread) + spread / 10
-
-    def loss(weights: Tensor) -> float:
-        logits = weights[0] * rules[0] + weights[1] * rules[1]
-        one = torch.ones((), dtype=torch.float64)
-        p = to_probabilities(logits, one, head.odds_power)
-        return -float((target * p.log()).sum()) / len(y)
-
-    for factors in ((0.9, 1.0), (1.1, 1.0), (1.0, 0.9), (1.0, 1.1)):
-        assert loss(best) <= loss(best * torch.tensor(factors))
-    scores = best[0] * rules[0] + best[1] * rules[1]
+    rules = torch.stack([rule(alone) for rule in head.rules_left_out(z, y)])
+    power = head.odds_power.item()
+    scores = torch.tensordot(head.rule_weights, rules, dims=1)
     assert torch.allclose(head.leave_one_out(z, y), scores, rtol=1e-9)
+    for factors in ((0.9, 1.0), (1.1, 1.0), (1.0, 0.9), (1.0, 1.1)):
+        other = head.rule_weights * torch.tensor(factors)
+        logits = torch.tensordot(other, rules, dims=1)
+        assert nll(scores, y, 1.0, power) <= nll(logits, y, 1.0, power)
     loaded = RidgeHead(64, decision="auto")
     loaded.load_state_dict(head.state_dict())
     assert torch.equal(loaded(z), head(z))
@@ -190,8 +180,6 @@ def test_rules_are_those_of_their_equations(decision: str) -> None:
     expected = -(away @ inverse * away).sum(dim=2) / 2 + freedom / (2 * counts)
     assert difference(head(z).log_softmax(dim=1), expected.log_softmax(dim=1)) <= 1e-8
 
-
-# ---------------------------------------------------------------------- forgetting
 
 NEVER = [TASKS[0], TASKS[2]]
 

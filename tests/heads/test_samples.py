@@ -44,9 +44,6 @@ def test_sorting_forgets_order_and_batches() -> None:
     assert torch.equal(y[distinct.y], renamed.y)
 
 
-# ---------------------------------------------------------------------- nearest neighbours
-
-
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 @pytest.mark.parametrize("neighbours", [1, 40])
 def test_votes_of_scikit_learn(metric: str, neighbours: int) -> None:
@@ -61,9 +58,6 @@ def test_votes_of_scikit_learn(metric: str, neighbours: int) -> None:
     assert torch.allclose(share, expected, rtol=1e-6, atol=1e-9)
     assert torch.allclose(head.probabilities(NOISY), head(NOISY).exp(), rtol=1e-12)
     assert torch.equal(head.predict(NOISY), expected.argmax(dim=1))
-
-
-# ---------------------------------------------------------------------- classifiers that are fitted
 
 
 def buffer(labels: list[int], per_class: int = 10) -> tuple[Tensor, Tensor]:
