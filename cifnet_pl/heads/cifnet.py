@@ -85,6 +85,7 @@ class CIFNetHead(Head):
         cohorts: one :class:`Cohort` for each task, in a ``ModuleList``.
         increment: sums over the samples of the current task, until it is solved.
         past_increment: sums over the buffer samples that the current task showed, likewise.
+        penalised: (d+1,) share of λ that each feature bears: 1, and 0 for a free bias.
     """
 
     cohorts: list[Cohort]
@@ -120,6 +121,9 @@ class CIFNetHead(Head):
         self.cohorts = cast(Any, nn.ModuleList())
         self.increment: Sums | None = None
         self.past_increment: Sums | None = None
+        penalised = torch.ones(in_features + 1, dtype=self.dtype)
+        penalised[0] = float(ridge != "gcv")
+        self.penalised: Tensor = nn.Buffer(penalised, persistent=False)
 
     # ------------------------------------------------------------------ sums
 
@@ -173,7 +177,7 @@ class CIFNetHead(Head):
                     square = target_square[columns].sum()
                     ridge = gcv_ridge_of_free_bias(gram, own, square, int(sums.seen))
                 cohort.ridge_used[columns] = ridge
-                penalty = self._penalty(gram, ridge)
+                penalty = ridge * self.penalised
                 cohort.weights[:, columns] = solve_ridge(gram, own, penalty)
 
     def _commit(self) -> None:
@@ -201,13 +205,6 @@ class CIFNetHead(Head):
         """Return (d+1, C) weights of all classes in column order, row 0 the bias."""
         return torch.cat([cohort.weights for cohort in self.cohorts], dim=1)
 
-    def _penalty(self, gram: Tensor, ridge: float) -> Tensor:
-        """Return the penalty (d+1,) of a solve; with "gcv" the bias is free."""
-        penalty = torch.full_like(gram[0], ridge)
-        if self.ridge == "gcv":
-            penalty[0] = 0
-        return penalty
-
     def _gram_per_columns(self, cohort: Cohort) -> Iterator[tuple[slice, Tensor]]:
         """Yield each slope-weighted Gram matrix (d+1, d+1) with the columns it serves."""
         sums = cohort.sums
@@ -224,7 +221,7 @@ class CIFNetHead(Head):
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         scores = self._scores(z)
-        x = augment(z)
+        x = augment(z, torch.float64)
         is_own = one_hot(columns, len(self.labels)).double()
         targets = self.limit * (2 * is_own - 1)
         positive, negative = self.slopes
@@ -238,9 +235,9 @@ class CIFNetHead(Head):
             weights[stop:] = float(self.update_past)
             for own, gram in self._gram_per_columns(cohort):
                 ridge = cohort.ridge_used[own][0].item()
-                penalty = self._penalty(gram, ridge)
+                penalty = ridge * self.penalised
                 factor = factorise(gram.double(), penalty.double())
-                whitened = whiten(factor, x.double())
+                whitened = whiten(factor, x)
                 own_columns = torch.arange(start, stop)[own]
                 own_scores = scores[:, own_columns]
                 own_targets = targets[:, own_columns]

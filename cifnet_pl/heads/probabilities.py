@@ -13,7 +13,7 @@ from these samples:
 * A prediction set holds the classes whose probability is at least that which 95 % of the left-out
   samples reach for their own class (:class:`PredictionSets`).
 * An image is unknown if its novelty exceeds that of 95 % of the left-out samples
-  (:func:`novelty_reference`).
+  (:class:`ReferenceScores`).
 """
 
 from __future__ import annotations
@@ -390,16 +390,6 @@ class ReferenceScores:
         if first < len(self.scores):
             return float(self.scores[first])
         return float("inf")
-
-
-def novelty_reference(samples: CalibrationSamples) -> ReferenceScores:
-    """Return the leave-one-group-out novelty of samples.
-
-    Raises:
-        UnsupportedError: this head cannot (``tells_novelty``).
-        CifnetError: the head is not solved, or embeddings of another width.
-    """
-    return ReferenceScores(samples.novelty(), samples.weights())
 
 
 @dataclass(frozen=True)

@@ -194,34 +194,33 @@ class KNNHead(SamplesHead):
     def scoring(self) -> Callable[[Tensor], Tensor]:
         """Return the scores as a function (see :meth:`Head.scoring`), of all queries at once."""
         stored = self.samples.z
+        weight = self.samples.weight
         column = self._columns(self.samples.y)
         if self.metric == "cosine":
             stored = normalize(stored, dim=1)
-        return lambda z: self._vote(z.to(self.dtype), stored, column)
+        k = min(self.neighbours, len(stored))
+        classes = len(self.labels)
 
-    def _vote(self, z: Tensor, stored: Tensor, column: Tensor) -> Tensor:
-        """Return the scores (n, C) of queries z (n, d).
+        def score(z: Tensor) -> Tensor:
+            distance = self._distance(z.to(self.dtype), stored)
+            nearest = distance.topk(k, dim=1, largest=False)
+            neighbours = nearest.indices
+            vote = weight[neighbours] / nearest.values.double()
+            votes = vote.new_zeros(len(z), classes)
+            votes = votes.scatter_add_(1, column[neighbours], vote)
+            share = votes / votes.sum(dim=1, keepdim=True)
+            with_prior = k * share + 1 / classes
+            return torch.log(with_prior / (k + 1))
+
+        return score
+
+    def _distance(self, z: Tensor, stored: Tensor) -> Tensor:
+        """Return the distances (n, N), at least as large as rounding.
 
         Args:
             z: (n, d) queries.
             stored: (N, d) embeddings; for the cosine they are normalised already.
-            column: (N,) column of each one's class.
         """
-        distance = self._distance(z, stored)
-        k = min(self.neighbours, len(stored))
-        nearest = distance.topk(k, dim=1, largest=False)
-        neighbours = nearest.indices
-        weight = self.samples.weight[neighbours]
-        vote = weight / nearest.values.double()
-        classes = len(self.labels)
-        votes = vote.new_zeros(len(z), classes)
-        votes = votes.scatter_add_(1, column[neighbours], vote)
-        share = votes / votes.sum(dim=1, keepdim=True)
-        with_prior = k * share + 1 / classes
-        return torch.log(with_prior / (k + 1))
-
-    def _distance(self, z: Tensor, stored: Tensor) -> Tensor:
-        """Return the distances (n, N), at least as large as rounding."""
         precision = torch.finfo(self.dtype)
         rounding = 16 * precision.eps
         if self.metric == "cosine":

@@ -17,7 +17,7 @@ from cifnet_pl.heads import Head
 from cifnet_pl.heads.probabilities import (
     CalibrationSamples,
     PredictionSets,
-    novelty_reference,
+    ReferenceScores,
 )
 from cifnet_pl.utilities.errors import UsageError, check_that
 
@@ -95,7 +95,7 @@ class OpenSetPredictor:
                 " true"
             )
         if unknown is not None:
-            self.reference = novelty_reference(samples)
+            self.reference = ReferenceScores(samples.novelty(), samples.weights())
         if coverage is not None:
             self.sets = PredictionSets.of(samples, coverage)
 

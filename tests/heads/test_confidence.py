@@ -30,7 +30,6 @@ from cifnet_pl.heads.probabilities import (
     calibrate,
     check_buffer,
     fit_probabilities,
-    novelty_reference,
 )
 from cifnet_pl.statistics import RidgeFactor, to_probabilities
 from cifnet_pl.utilities.errors import UsageError
@@ -368,7 +367,8 @@ def test_promises_about_new_images_hold_where_few_samples_are_stored() -> None:
     rows = torch.cat([(y == c).nonzero().flatten()[:25] for c in range(CLASSES)])
     samples = CalibrationSamples(head, z[rows], y[rows])
     new, right = draw(600, seed=3)
-    called = novelty_reference(samples).p_values(head.novelty(new)) <= share
+    reference = ReferenceScores(samples.novelty(), samples.weights())
+    called = reference.p_values(head.novelty(new)) <= share
     sets = PredictionSets.of(samples, 1 - share)
     chosen = sets.of_probabilities(head.probabilities(new))
     missed = ~chosen.gather(1, right[:, None])
