@@ -408,7 +408,8 @@ class Head(nn.Module, ABC):
             UsageError: labels or weights that do not fit, or a label that is not known.
             CifnetError: embeddings of another width or dtype, or that hold NaN or Inf.
         """
-        z = self._checked_embeddings(z)
+        z = as_tensor(z, self.labels.device)
+        check_embeddings(z, self.in_features)
         y = as_labels(y, z.device)
         if y.shape != (len(z),):
             raise UsageError(
@@ -421,12 +422,6 @@ class Head(nn.Module, ABC):
         if weight.shape != (len(z),) or not fits.all():
             raise UsageError(f"expected {len(z)} sample weights, positive and finite")
         return z, self._columns(y), weight
-
-    def _checked_embeddings(self, z: Numbers) -> Tensor:
-        """Return embeddings (n, d) as a tensor; CifnetError where they do not fit."""
-        z = as_tensor(z, self.labels.device)
-        check_embeddings(z, self.in_features)
-        return z
 
     @in_full_precision
     def count_duplicates(self, count: int) -> None:
@@ -602,7 +597,8 @@ class Head(nn.Module, ABC):
         Raises:
             CifnetError: nothing learned yet, unsolved samples, or embeddings of another width.
         """
-        z = self._checked_embeddings(z)
+        z = as_tensor(z, self.labels.device)
+        check_embeddings(z, self.in_features)
         self._require_solved()
         with torch.autocast(z.device.type, enabled=False):
             return self._scores(z)
@@ -722,7 +718,9 @@ class Head(nn.Module, ABC):
         Raises:
             UnsupportedError, CifnetError: as for :meth:`distances`.
         """
-        return self.novelty_function()(self._checked_embeddings(z))
+        z = as_tensor(z, self.labels.device)
+        check_embeddings(z, self.in_features)
+        return self.novelty_function()(z)
 
     @in_full_precision
     def novelty_function(self) -> Callable[[Tensor], Tensor]:

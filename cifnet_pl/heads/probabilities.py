@@ -134,15 +134,11 @@ class CalibrationSamples:
             left_out_scores.append(scores.masked_fill(unknown[:, None], torch.nan))
         return left_out_scores
 
-    def scores(self) -> Tensor:
-        """Return (n, C) float64 scores of the head (see :attr:`scores_of_rules`)."""
-        if not self.learned:
-            return self.scores_of_rules[0]
-        return self.head.sum_of_rules(self.scores_of_rules)
-
     def known_scores(self) -> KnownScores:
-        """Return the scores that are known, and the true columns of their samples."""
-        scores = self.scores()
+        """Return the head's scores that are known, and the true columns of their samples."""
+        scores = self.scores_of_rules[0]
+        if self.learned:
+            scores = self.head.sum_of_rules(self.scores_of_rules)
         known = scores.isfinite().all(dim=1)
         return KnownScores(scores[known], self.columns[known], known)
 
