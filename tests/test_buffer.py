@@ -103,9 +103,7 @@ def test_a_capacity_below_the_number_of_classes_is_refused() -> None:
 
 
 @given(seed=st.integers(0, 999), quota=st.integers(1, 30))
-def test_the_sample_of_a_union_is_the_sample_of_the_samples(
-    seed: int, quota: int
-) -> None:
+def test_the_sample_of_a_union_is_the_sample_of_the_samples(seed, quota):
     here = torch.from_numpy(np.random.default_rng(seed).random(53) < 0.5)
     whole, one, other, union = (CalibrationBuffer(per_class=quota) for _ in range(4))
     offer(one, TASKS[2], here)
@@ -117,9 +115,7 @@ def test_the_sample_of_a_union_is_the_sample_of_the_samples(
     assert content(union) == content(filled(whole, TASKS[2]))
 
 
-def test_pruning_while_a_task_is_under_way_does_not_change_the_choice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pruning_while_a_task_is_under_way_does_not_change_the_choice(monkeypatch):
     data = samples({4: 700, 9: 30, 6: 300}, 5)
     pruned, whole = (
         filled(CalibrationBuffer(capacity=20), samples({1: 50}, 6)) for _ in range(2)

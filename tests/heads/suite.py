@@ -53,6 +53,12 @@ HEADS = [
 ]
 
 
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers in float64, the same for a seed."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=draw, dtype=torch.float64)
+
+
 def scans() -> tuple[Tensor, Tensor]:
     """(1797, 64) pixels of scikit-learn's digits, from 0 to 1, and the digits."""
     images, targets = load_digits(return_X_y=True)

@@ -5,14 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import one_hot
 
 from cifnet_pl.heads import ACILHead, DSALHead
 from cifnet_pl.heads.trial import learn, stream
 from cifnet_pl.statistics import draw_projection, gcv_ridge, projection_fingerprint
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
-from tests.heads.suite import scans, teach
+from tests.heads.suite import normal, scans, teach
 
 GOLDEN = np.load(Path(__file__).parents[1] / "data" / "acil_dsal_digits.npz")
 TASKS = stream([[0, 1, 2], [3, 4, 5], [6, 7, 8]], width=4)
@@ -39,17 +38,12 @@ def test_scores_of_the_official_recursion(name: str, kind: type[ACILHead]) -> No
         assert 100 * accuracy == pytest.approx(GOLDEN[f"{name}_acc"][k])
 
 
-def normal(count: int, seed: int = 0) -> Tensor:
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 6, generator=draw, dtype=torch.float64)
-
-
 def test_gcv_chooses_and_solves_by_the_random_features() -> None:
     """Samples of a class that was removed stay, with targets of zero.
 
     That GCV is the search with the hat matrix is tested in tests/statistics.
     """
-    z = normal(90)
+    z = normal(90, 6)
     y = torch.arange(90) % 6
     head = teach(ACILHead(6, width=30, ridge="gcv"), z, y)
     h = torch.relu(z @ head.projection.T)
@@ -95,7 +89,7 @@ def test_the_target_energy_for_gcv_is_that_of_the_residuals() -> None:
     weight = 1 + torch.arange(40).double() % 3
     energy = 0.0
     for k in range(3):
-        z = normal(40, seed=k)
+        z = normal(40, 6, seed=k)
         y = 2 * k + torch.arange(40) % 2
         teach(head, z, y, weight)
         main = (z @ head.projection.T).relu() @ head.weights

@@ -25,7 +25,7 @@ from tests.heads.literal import (
     streams,
     targets,
 )
-from tests.heads.suite import scans, teach
+from tests.heads.suite import normal, scans, teach
 
 Batch = tuple[Array, Ints]
 
@@ -135,11 +135,8 @@ def test_gcv_is_a_search_with_the_hat_matrix(tasks, update_past, weighting) -> N
 
 @pytest.mark.parametrize("weighting", SLOPES)
 @pytest.mark.parametrize("count", [1, 30])
-def test_one_class_alone_scores_its_target_everywhere(
-    count: int, weighting: str
-) -> None:
-    draw = torch.Generator().manual_seed(count)
-    z = torch.randn(count, 50, generator=draw, dtype=torch.float64)
+def test_one_class_alone_scores_its_target_everywhere(count, weighting):
+    z = normal(count, 50, seed=count)
     y = torch.full((count,), 3)
     for ridge in (1e-6, "gcv"):
         head = teach(CIFNetHead(50, ridge=ridge, weighting=weighting), z, y)
@@ -159,9 +156,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_weights_and_accuracies_agree_with_the_golden_vectors(
-    variant: str,
-) -> None:
+def test_weights_and_accuracies_agree_with_the_golden_vectors(variant):
     # The released slopes (t(1 − t) is −5.7 and −11.6) make a normal matrix of condition 2·10⁸, at
     # which the file itself carries up to 1.34e-9 of rounding.
     tolerance = 1e-11 if variant.startswith("paper") else 1.4e-9

@@ -34,7 +34,7 @@ from cifnet_pl.heads.probabilities import (
 from cifnet_pl.statistics import RidgeFactor, to_probabilities
 from cifnet_pl.utilities.errors import UsageError
 from tests.heads.literal import nll
-from tests.heads.suite import scans, teach
+from tests.heads.suite import normal, scans, teach
 from tests.models import learn_digits
 
 D = 5
@@ -112,9 +112,7 @@ EXACT: dict[str, tuple[Callable[..., Head], float | str]] = {
 
 
 @pytest.mark.parametrize(("make", "ridge"), EXACT.values(), ids=EXACT)
-def test_samples_and_groups_left_out_as_refits_give(
-    make: Callable[..., Head], ridge: float | str
-) -> None:
+def test_samples_and_groups_left_out_as_refits_give(make, ridge):
     stream = Stream(0)
     head = stream.learn(make(D, ridge=ridge))
     used = ridge if ridge != "gcv" else head.ridge_used.item()
@@ -171,9 +169,7 @@ def test_a_group_without_which_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize("make", [CIFNetHead, partial(RidgeHead, **PRODUCTS)])
-def test_a_file_and_removed_classes_change_no_score_without_a_sample(
-    make: Callable[..., Head],
-) -> None:
+def test_a_file_and_removed_classes_change_no_score_without_a_sample(make):
     stream = Stream(3)
     head = stream.learn(make(D, ridge=0.3))
     z, y = stream.stored()
@@ -205,9 +201,7 @@ def test_a_sample_without_which_nothing_is_known() -> None:
 
 @pytest.mark.parametrize("make", [RidgeHead, CIFNetHead, ACILHead])
 @pytest.mark.parametrize("noise", [0.0, 1e-3])
-def test_images_that_are_nearly_alike_in_float32(
-    make: type[Head], noise: float
-) -> None:
+def test_images_that_are_nearly_alike_in_float32(make, noise):
     """Generalised cross-validation wants no ridge at all here; float32 sums have none to spare."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(4).repeat(20)
@@ -253,11 +247,9 @@ def fit_temperature(scores: Tensor, y: Tensor) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("temperature", "power"), [(0.4, 0.3), (2.0, 0.7)])
-def test_the_power_that_made_the_labels_is_found(
-    temperature: float, power: float
-) -> None:
-    draw = torch.Generator().manual_seed(0)
-    scores = 1.5 * torch.randn(4000, 6, generator=draw, dtype=torch.float64)
+def test_the_power_that_made_the_labels_is_found(temperature, power):
+    draw = torch.Generator().manual_seed(1)
+    scores = 1.5 * normal(4000, 6)
     p = to_probabilities(scores, torch.tensor(temperature), torch.tensor(power))
     y = torch.multinomial(p, 1, generator=draw).flatten()
     found = fit_temperature(scores, y)
@@ -328,13 +320,11 @@ def draw(each: int, seed: int) -> tuple[Tensor, Tensor]:
 
     There are ``each`` of most classes, and ten times as many of the ``FREQUENT`` ones.
     """
-    generator = torch.Generator().manual_seed(1)
-    centres = 2 + torch.randn(CLASSES, WIDTH, generator=generator, dtype=torch.float64)
+    centres = 2 + normal(CLASSES, WIDTH, seed=1)
     counts = torch.full((CLASSES,), each)
     counts[:FREQUENT] *= 10
     y = torch.arange(CLASSES).repeat_interleave(counts)
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(len(y), WIDTH, generator=generator, dtype=torch.float64)
+    noise = normal(len(y), WIDTH, seed=seed)
     return centres[y] + (0.4 + 0.08 * y.double())[:, None] * noise, y
 
 

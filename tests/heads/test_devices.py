@@ -54,9 +54,7 @@ def assert_same_scores(there: Head, here: Head, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_lives_where_it_was_moved_to_as_on_the_cpu(
-    case: Case, device: torch.device
-) -> None:
+def test_lives_where_it_was_moved_to_as_on_the_cpu(case, device):
     """Tasks, a file, an aborted task, what is reduced, other names, a removed class, and a merge of
     sums that come from the CPU.
     """

@@ -30,7 +30,7 @@ from tests.heads.literal import (
     streams,
     targets,
 )
-from tests.heads.suite import scans, teach
+from tests.heads.suite import normal, scans, teach
 
 
 def learn_arrays(tasks: list[LiteralTask], **settings: Any) -> RidgeHead:
@@ -112,9 +112,8 @@ def test_the_scatter_around_the_mean_of_a_removed_class_stays() -> None:
 
 def on_a_line(seed: int) -> tuple[Tensor, Tensor]:
     """Samples of four classes on a line, which regression on indicators masks."""
-    draw = torch.Generator().manual_seed(seed)
     y = torch.arange(4).repeat(60)
-    z = torch.randn(240, D, generator=draw, dtype=torch.float64)
+    z = normal(240, D, seed=seed)
     z[:, 0] = 4.0 * y + 0.5 * z[:, 0]
     return z, y
 

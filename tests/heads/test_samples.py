@@ -13,13 +13,11 @@ from torch.nn.functional import nll_loss
 from cifnet_pl.heads import Head, KNNHead, LogisticHead, SGDHead
 from cifnet_pl.heads.samples import Samples
 from cifnet_pl.testing import assert_same_state, snapshot
-from tests.heads.suite import scans, teach, teach_pairs
+from tests.heads.suite import normal, scans, teach, teach_pairs
 
 (Z, REST), (Y, TRUE) = (part.split([1000, 797]) for part in scans())
 # Pixels have 17 values, so that distances are often equal; a little noise decides.
-NOISY = REST + 1e-3 * torch.randn(
-    REST.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-)
+NOISY = REST + 1e-3 * normal(*REST.shape)
 
 
 def test_sorting_forgets_order_and_batches() -> None:
@@ -105,8 +103,8 @@ def test_logistic_never_predicts_a_class_that_the_fit_did_not_see() -> None:
 
 def test_sgd_approaches_the_minimum_of_the_cross_entropy() -> None:
     draw = torch.Generator().manual_seed(0)
-    z = torch.randn(600, 5, dtype=torch.float64, generator=draw)
-    truth = torch.randn(5, 3, dtype=torch.float64, generator=draw)
+    z = normal(600, 5)
+    truth = normal(5, 3, seed=1)
     y = torch.multinomial((z @ truth).softmax(dim=1), 1, generator=draw).flatten()
     weight = torch.where(y == 0, 4.0, 1.0).double()
     head = teach(SGDHead(5, epochs=50, learning_rate=0.05), z, y, weight)

@@ -13,6 +13,7 @@ from cifnet_pl.statistics import (
     solve_ridge,
 )
 from cifnet_pl.utilities.errors import CifnetError
+from tests.heads.suite import normal
 
 
 def test_what_is_not_positive_definite_is_refused() -> None:
@@ -32,11 +33,6 @@ def test_gcv_of_embeddings_that_are_all_alike() -> None:
     energy = target.square().sum()
     ridge = gcv_ridge_of_free_bias(tilde.T @ tilde, tilde.T @ target, energy, 10)
     assert ridge > 0
-
-
-def normal(n: int, width: int) -> Tensor:
-    draw = torch.Generator().manual_seed(0)
-    return torch.randn(n, width, generator=draw, dtype=torch.float64)
 
 
 def choose(z: Tensor, y: Tensor) -> float:
