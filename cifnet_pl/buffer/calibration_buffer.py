@@ -351,11 +351,11 @@ class CalibrationBuffer(GrowingModule):
     def at_hand(self) -> BufferSamples:
         """Return stored samples and candidates, each image of a class once, class after class."""
         samples = concatenate([self.samples, self.pending()])
-        columns = {"label": samples.y, "key": samples.key, "group": samples.group}
+        columns = {"y": samples.y, "key": samples.key, "group": samples.group}
         table = pd.DataFrame({name: each.cpu() for name, each in columns.items()})
         # Of an image with several groups, the largest is taken: one that was selected before.
-        in_order = table.sort_values(["label", "key", "group"])
-        distinct = in_order.drop_duplicates(["label", "key"], keep="last")
+        in_order = table.sort_values([*columns])
+        distinct = in_order.drop_duplicates(["y", "key"], keep="last")
         rows = distinct.index.to_numpy(copy=True)
         return samples.at(torch.from_numpy(rows).to(samples.y.device))
 
@@ -388,9 +388,8 @@ class CalibrationBuffer(GrowingModule):
         order = np.lexsort((groups, torch.cat(positions).numpy()))
         kept = np.zeros(len(order), dtype=bool)
         kept[order[:limit]] = True
-        if len(order) > limit:
-            first_outside = groups[order[limit]]
-            kept &= groups != first_outside
+        # A group that is kept in part goes.
+        kept[np.isin(groups, groups[order[limit : limit + 1]])] = False
         self.discard_pending()
         rows = torch.from_numpy(kept).to(candidates.y.device)
         self.z, self.y, self.key, self.group = candidates.at(rows)

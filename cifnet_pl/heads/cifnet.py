@@ -46,13 +46,10 @@ class Cohort(GrowingModule):
         super().__init__()
         self.sums = sums
         classes = len(sums.counts)
-        weights = sums.class_sums.new_zeros(sums.width, classes)
-        self.weights: Tensor = nn.Buffer(weights)
+        self.weights: Tensor = nn.Buffer(sums.mass.new_zeros(sums.width, classes))
         self.past: Tensor = nn.Buffer(torch.tensor(0))
-        past_weight = torch.zeros(before, dtype=torch.float64)
-        self.past_weight: Tensor = nn.Buffer(past_weight)
-        ridges = torch.zeros(classes, dtype=torch.float64)
-        self.ridge_used: Tensor = nn.Buffer(ridges)
+        self.past_weight: Tensor = nn.Buffer(torch.zeros(before, dtype=torch.float64))
+        self.ridge_used: Tensor = nn.Buffer(torch.zeros(classes, dtype=torch.float64))
 
 
 class CIFNetHead(Head):

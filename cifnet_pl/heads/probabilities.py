@@ -125,14 +125,11 @@ class CalibrationSamples:
         if self.learned:
             group = torch.unique(self.groups, return_inverse=True)[1]
             group_and_class = group * len(self.head.labels) + self.columns
-            left_out = group_and_class.bincount()[group_and_class]
+            gone = group_and_class.bincount()[group_and_class]
             learned = self.head._class_counts()[self.columns]
-            unknown = unknown | (left_out >= learned)
-        left_out_scores = []
-        for rule in self.rules:
-            scores = rule(self.groups)
-            left_out_scores.append(scores.masked_fill(unknown[:, None], torch.nan))
-        return left_out_scores
+            unknown = unknown | (gone >= learned)
+        left_out = [rule(self.groups) for rule in self.rules]
+        return [scores.masked_fill(unknown[:, None], torch.nan) for scores in left_out]
 
     def known_scores(self) -> KnownScores:
         """Return the head's scores that are known, and the true columns of their samples."""

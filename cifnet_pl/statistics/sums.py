@@ -144,14 +144,10 @@ class Sums(GrowingModule):
         self.per_class = per_class
         self.by_class = ["class_sums", "counts"]
         shape = (width + 1 - width % 2, (width + 1) // 2)
-        class_sums = torch.zeros(classes, width, dtype=dtype)
-        self.class_sums: Tensor = nn.Buffer(class_sums)
-        counts = torch.zeros(classes, dtype=torch.int64)
-        self.counts: Tensor = nn.Buffer(counts)
-        seen = torch.zeros((), dtype=torch.int64)
-        self.seen: Tensor = nn.Buffer(seen)
-        mass = torch.zeros((), dtype=dtype)
-        self.mass: Tensor = nn.Buffer(mass)
+        self.class_sums: Tensor = nn.Buffer(torch.zeros(classes, width, dtype=dtype))
+        self.counts: Tensor = nn.Buffer(torch.zeros(classes, dtype=torch.int64))
+        self.seen: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
+        self.mass: Tensor = nn.Buffer(torch.zeros((), dtype=dtype))
         if gram:
             self.packed_gram: Tensor = nn.Buffer(torch.zeros(shape, dtype=dtype))
         if per_class:
