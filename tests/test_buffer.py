@@ -117,9 +117,9 @@ def test_the_sample_of_a_union_is_the_sample_of_the_samples(seed, quota):
 
 def test_pruning_while_a_task_is_under_way_does_not_change_the_choice(monkeypatch):
     data = samples({4: 700, 9: 30, 6: 300}, 5)
-    pruned, whole = (
-        filled(CalibrationBuffer(capacity=20), samples({1: 50}, 6)) for _ in range(2)
-    )
+    pruned, whole = (CalibrationBuffer(capacity=20) for _ in range(2))
+    for buffer in (pruned, whole):
+        filled(buffer, samples({1: 50}, 6))
     offer(pruned, data, *torch.arange(1030).split(7))
     # A task's candidates stay within a few times the capacity; without pruning all of them wait.
     assert len(pruned.pending().y) <= 100
@@ -295,10 +295,8 @@ def test_herding_is_the_greedy_search_written_out() -> None:
     chosen = list[int]()
     for _ in range(15):
         left = [i for i in range(len(z)) if i not in chosen]
-        gaps = [
-            np.linalg.norm(features[[*chosen, i]].mean(axis=0) - mean) for i in left
-        ]
-        chosen.append(left[int(np.argmin(gaps))])
+        means = np.stack([features[[*chosen, i]].mean(axis=0) for i in left])
+        chosen.append(left[np.linalg.norm(means - mean, axis=1).argmin()])
     assert select_herding(z, KEYS, 0, 15).tolist() == chosen
 
 

@@ -17,9 +17,7 @@ LIMIT = np.log((1 - EPSILON) / EPSILON)
 
 
 class LiteralTask(NamedTuple):
-    """Classes, embeddings and labels in random order, and the buffer of the classes before: two
-    samples of each with a whole number as weight.
-    """
+    """Samples in random order, and a buffer: two of each class before, with whole weights."""
 
     classes: list[int]
     z: Array
@@ -72,9 +70,7 @@ def targets(classes: list[int], y: Ints) -> Array:
 def dense_ridge(
     z: Array, target: Array, ridge: float, omega: Array | None = None
 ) -> tuple[float, Array]:
-    """GCV score and weights (d+1, C) of a ridge, from the data matrix and its hat matrix; the score
-    is infinite for what is no candidate. ``omega`` (n,) are sample weights.
-    """
+    """GCV score, infinite for no candidate, and weights (d+1, C) of a ridge, by the hat matrix."""
     n = len(z)
     if omega is None:
         omega = np.ones(n)

@@ -1,5 +1,4 @@
-"""What the shared head suite tests: every registered head, some with other arguments, and the
-streams that they learn.
+"""What the shared suite tests: every registered head, some with other arguments, and samples.
 
 A head that is imported in ``cifnet_pl/heads/__init__.py`` is tested with its default arguments; add
 a line to ``MAKERS`` for each other set of arguments that changes what it keeps or can do.
@@ -15,13 +14,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from cifnet_pl.heads import HEADS as REGISTERED
-from cifnet_pl.heads import (
-    ACILHead,
-    CIFNetHead,
-    DSALHead,
-    Head,
-    RidgeHead,
-)
+from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead
 from cifnet_pl.statistics import draw_projection
 from cifnet_pl.testing import Case
 
@@ -66,9 +59,7 @@ def scans() -> tuple[Tensor, Tensor]:
 
 
 def teach(learner, z, y, weight=None, classes=None):
-    """Learn one task of all these samples and return the head; the labels rise unless ``classes``
-    are given.
-    """
+    """Learn one task of all these samples and return the head; labels rise unless given."""
     if classes is None:
         classes = torch.unique(y).tolist()
     learner.begin_task(classes, [int((y == label).sum()) for label in classes])

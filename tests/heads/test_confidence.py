@@ -1,6 +1,4 @@
-"""Scores without a sample, temperatures, thresholds and sets of answers: against refits, and what
-they promise.
-"""
+"""Left-out scores against refits; temperatures, thresholds and sets by what they promise."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 from torchmetrics.classification import MulticlassCalibrationError
 
 from cifnet_pl.buffer import CalibrationBuffer
@@ -216,14 +214,10 @@ def test_images_that_are_nearly_alike_in_float32(make, noise):
 
 def test_cifnet_with_gcv_leaves_out_as_ridge_regression_does() -> None:
     """In one task both have the same sums, and a free bias."""
-    stream = Stream(7)
-    z = torch.cat(list(stream.z.values()))
-    y = torch.cat([torch.full((len(rows),), c) for c, rows in stream.z.items()])
-    found, expected = (
-        teach(head, z, y).leave_one_out(*stream.stored())
-        for head in (CIFNetHead(D, ridge="gcv"), RidgeHead(D))
-    )
-    assert_as_refits(found, expected)
+    z, y = draw(5, seed=7)
+    cifnet = teach(CIFNetHead(WIDTH, ridge="gcv"), z, y)
+    ridge = teach(RidgeHead(WIDTH), z, y)
+    assert_as_refits(cifnet.leave_one_out(z, y), ridge.leave_one_out(z, y))
 
 
 def test_dsal_is_near() -> None:
@@ -307,8 +301,7 @@ def test_what_cannot_be_calibrated_is_refused(head, buffer, words) -> None:
         check_buffer(head, buffer, calibrates=True)
 
 
-# ---------------------------------------------------------------------- thresholds and sets of
-# answers
+# ---------------------------------------------------------------------- thresholds and sets
 
 CLASSES = 12
 WIDTH = 16
@@ -332,9 +325,9 @@ def test_p_values_and_thresholds_by_counting() -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(0, 9, (30,), generator=generator).double()  # with ties
     weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.5
-    unknown = torch.tensor([torch.nan])
+    # One of which nothing is known.
     reference = ReferenceScores(
-        torch.cat([scores, unknown]), torch.cat([weights, weights[:1]])
+        pad(scores, (0, 1), value=torch.nan), pad(weights, (0, 1))
     )
     total = weights.sum() + weights.mean()  # with the new image
     for value in (-1.0, 0.0, 3.0, 3.5, 8.0, 9.0):

@@ -58,16 +58,12 @@ def test_equals_a_dense_joint_ridge_over_all_data(tasks, ridge, products) -> Non
     assert distance(head.weights, expected) < 1e-9
 
 
-@pytest.mark.parametrize(
-    ("counts", "expected"),
-    [([400, 399, 900], 3.0), ([100, 199, 900], 1.0), (None, 0)],
-)
-def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
-    counts: list[int] | None, expected: float
-) -> None:
-    """It is settled then: a later task changes nothing, and a file is read into a head of the same
-    width.
-    """
+COUNTS = [([400, 399, 900], 3.0), ([100, 199, 900], 1.0), (None, 0)]
+
+
+@pytest.mark.parametrize(("counts", "expected"), COUNTS)
+def test_auto_takes_products_where_a_class_has_many_samples_at_first(counts, expected):
+    """It is settled then: a later task changes nothing, nor does a file."""
     head = RidgeHead(7, product_features="auto")
     z = torch.randn(30, 7)
     y = torch.arange(30) % 3
@@ -192,17 +188,16 @@ def forget(head: RidgeHead, classes: list[int]) -> RidgeHead:
     return head
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"decision": "discriminant", "product_features": 1.5}]
-)
+WIDE = {"decision": "discriminant", "product_features": 1.5}
+
+
+@pytest.mark.parametrize("options", [{}, WIDE])
 def test_forgetting_equals_never_having_learned(options: dict[str, Any]) -> None:
     """After a merge, too."""
     head = learn(RidgeHead(D, remember=True, **options), TASKS, batch=4)
     parts = [halves(task) for task in TASKS]
-    merged, site = (
-        learn(RidgeHead(D, remember=True, **options), [part[i] for part in parts])
-        for i in (0, 1)
-    )
+    merged = learn(head.fresh(), [even for even, _ in parts])
+    site = learn(head.fresh(), [odd for _, odd in parts])
     merged.merge_(site)
     merged.solve()
     never = learn(RidgeHead(D, **options), NEVER)

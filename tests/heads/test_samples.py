@@ -1,6 +1,4 @@
-"""Heads that learn from samples as they are: the samples, nearest neighbours, logistic regression
-and SGD.
-"""
+"""Heads that learn from samples: the samples, nearest neighbours, logistic regression and SGD."""
 
 import numpy as np
 import pytest
@@ -110,12 +108,10 @@ def test_sgd_approaches_the_minimum_of_the_cross_entropy() -> None:
     head = teach(SGDHead(5, epochs=50, learning_rate=0.05), z, y, weight)
     model = LogisticRegression(C=1e4, max_iter=5000)
     model.fit(z.numpy(), y.numpy(), weight.numpy())
+    theirs = torch.from_numpy(model.predict_log_proba(z.numpy()))
     least, loss = (
         float(weight @ nll_loss(log, y, reduction="none") / weight.sum())
-        for log in (
-            torch.from_numpy(model.predict_log_proba(z.numpy())),
-            head(z).log_softmax(dim=1),
-        )
+        for log in (theirs, head(z).log_softmax(dim=1))
     )
     assert 0.3 < least < 0.8
     assert least - 1e-6 <= loss < least + 0.005

@@ -61,9 +61,7 @@ def test_few_easy_samples_have_half_as_many_degrees_of_freedom() -> None:
 @pytest.mark.parametrize("free", [1, 0])
 @pytest.mark.parametrize("seed", [25, 104, 108])
 def test_the_ridge_is_the_best_of_several_minima(seed: int, free: int) -> None:
-    """Of spectra over several decades, where GCV has more than one minimum, and of fewer samples
-    than features.
-    """
+    """Of spectra over several decades, with several minima, and of few samples."""
     draw = np.random.default_rng(seed)
     n, p, c = (int(draw.integers(*ends)) for ends in ((10, 200), (3, 60), (1, 6)))
     scale = 10.0 ** draw.uniform(-4, 1, p)
@@ -72,10 +70,8 @@ def test_the_ridge_is_the_best_of_several_minima(seed: int, free: int) -> None:
     y = (x / scale) @ weights + 10.0 ** draw.uniform(-1, 2) * draw.normal(size=(n, c))
     x -= free * x.mean(axis=0)
     y -= free * y.mean(axis=0)
-    gram, moment, tss = (
-        torch.tensor(sums) for sums in (x.T @ x, x.T @ y, np.square(y).sum())
-    )
-    ridge = gcv_ridge(gram, moment, tss, n, free)
+    sums = (x.T @ x, x.T @ y, np.square(y).sum())
+    ridge = gcv_ridge(*map(torch.tensor, sums), n, free)
     u, s, _ = np.linalg.svd(x, full_matrices=False)
     squares = np.square(u.T @ y).sum(axis=1)
     rest = np.square(y).sum() - squares.sum()
