@@ -62,9 +62,6 @@ TASKS = [
 ]
 
 
-# ---------------------------------------------------------------------- sizes
-
-
 def test_every_class_has_its_share_of_the_capacity_and_early_ones_shrink() -> None:
     buffer = CalibrationBuffer(capacity=26)
     other = filled(CalibrationBuffer(capacity=26, seed=1), TASKS[0])
@@ -226,9 +223,6 @@ def test_oversampling_brings_every_class_to_the_largest_new_one(n_max: int) -> N
     assert weight.dtype == torch.float64
     for label, stored in ((8, 12), (-1, 5), (3, 1)):
         assert (weight[buffer.y == label] == max(1, n_max // stored)).all()
-
-
-# ---------------------------------------------------------------------- state
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

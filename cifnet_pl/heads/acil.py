@@ -55,6 +55,7 @@ class ACILHead(SumsHead):
 
     title = "ACIL"
     leaves_one_out = True
+    _draw = staticmethod(draw_projection)
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class ACILHead(SumsHead):
         self.seed = seed
         self.given = projection is not None
         if projection is None:
-            projection = self._draw()
+            projection = self._draw(width, in_features, seed)
         matrix = projection.double()
         self.projection: Tensor = nn.Buffer(
             matrix.to(self.dtype, copy=True), persistent=self.given
@@ -88,10 +89,6 @@ class ACILHead(SumsHead):
             torch.tensor(projection_fingerprint(matrix))
         )
         self.ridge_used = scalar(0.0)
-
-    def _draw(self) -> Tensor:
-        """Return the (B, d) float64 projection that the seed gives."""
-        return draw_projection(self.width, self.in_features, self.seed)
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor arguments that a stored state depends on.
@@ -305,7 +302,7 @@ class DSALHead(ACILHead):
         super()._solve()
         if observed is not None:
             self._fit_residuals(observed)
-            self.cross = self.cross.new_zeros(0, 0)
+            self._discard()
             del observed  # at full width every matrix counts
         tss = self.residual_energy.sum()
         self.compensation_weights, ridge = solve_stream(

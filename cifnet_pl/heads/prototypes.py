@@ -198,6 +198,7 @@ class RanPACHead(ACILHead):
     """
 
     title = "RanPAC"
+    _draw = staticmethod(draw_normal)
 
     def __init__(
         self,
@@ -209,9 +210,6 @@ class RanPACHead(ACILHead):
         dtype: Dtype = "float64",
     ):
         super().__init__(in_features, width, ridge, projection, seed, dtype)
-
-    def _draw(self) -> Tensor:
-        return draw_normal(self.width, self.in_features, self.seed)
 
 
 class KLDAHead(SLDAHead):

@@ -74,7 +74,9 @@ def test_a_drawn_projection_is_not_stored_and_a_given_one_is() -> None:
     assert given.state_elements()["projection"] == 40
 
 
-def test_states_and_heads_of_another_projection_are_refused() -> None:
+def test_states_heads_and_widths_of_another_projection_are_refused() -> None:
+    with pytest.raises(UsageError, match="projection has shape"):
+        ACILHead(4, projection=torch.zeros(9, 5))
     head = learn(ACILHead(4, width=10), TASKS)
     with pytest.raises(CheckpointError, match="another projection"):
         ACILHead(4, width=10, seed=1).load_state_dict(head.state_dict())

@@ -46,11 +46,6 @@ def test_impossible_tasks_and_labels_are_refused_and_change_nothing() -> None:
         assert_same_state(head, before)
 
 
-def test_a_projection_of_another_width_is_refused() -> None:
-    with pytest.raises(UsageError, match="projection has shape"):
-        ACILHead(WIDTH, projection=torch.zeros(9, WIDTH + 1))
-
-
 @pytest.mark.parametrize("make", [CIFNetHead, RidgeHead, partial(ACILHead, width=9)])
 def test_a_ridge_that_is_not_positive_is_refused(make: Callable[..., Head]) -> None:
     for ridge in (0, -1.0, float("nan"), float("inf"), "auto"):

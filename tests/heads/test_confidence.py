@@ -231,9 +231,6 @@ def test_dsal_is_near() -> None:
     assert (result - wanted).norm() < 0.2 * (naive - wanted).norm()
 
 
-# ---------------------------------------------------------------------- the temperature
-
-
 def fit_temperature(scores: Tensor, y: Tensor) -> tuple[float, float]:
     """Temperature and power."""
     fit = fit_probabilities([scores], y)
@@ -300,8 +297,6 @@ def test_what_cannot_be_calibrated_is_refused(head, buffer, words) -> None:
     with pytest.raises(UsageError, match=words):
         check_buffer(head, buffer, calibrates=True)
 
-
-# ---------------------------------------------------------------------- thresholds and sets
 
 CLASSES = 12
 WIDTH = 16
