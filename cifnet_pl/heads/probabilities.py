@@ -281,19 +281,18 @@ def calibrate(samples: CalibrationSamples) -> None:
         return
     columns = samples.columns[known]
     known_rules = [scores[known] for scores in rules]
-    fit = fit_probabilities(known_rules, columns)
+    weights, power = fit_probabilities(known_rules, columns)
     come_in_groups = len(torch.unique(samples.groups)) < len(samples.groups)
     if come_in_groups:
-        weighed = zip(fit.weights, known_rules, strict=True)
+        weighed = zip(weights, known_rules, strict=True)
         scores = torch.stack([weight * rule for weight, rule in weighed]).sum(dim=0)
         scale, power = fit_probabilities([scores], columns, smallest_power=1.0)
-        weights = tuple(scale[0] * weight for weight in fit.weights)
-        fit = ProbabilityFit(weights, power)
-    head.odds_power.fill_(fit.power)
+        weights = tuple(scale[0] * weight for weight in weights)
+    head.odds_power.fill_(power)
     if samples.learned:
-        head.weigh_rules(fit.weights)
+        head.weigh_rules(weights)
     else:
-        head.temperature.fill_(1 / fit.weights[0])
+        head.temperature.fill_(1 / weights[0])
 
 
 def check_buffer(

@@ -80,9 +80,9 @@ class ClassDistances:
         ridge = NOVELTY_RIDGE * within.diagonal().mean()
         if ridge <= smallest:  # every class is a single point
             ridge = NOVELTY_RIDGE * total.diagonal().mean()
-        self.ridge = torch.maximum(ridge, smallest)
-        self.within_factor = factorise(within, self.ridge)
-        self.total_factor = factorise(total, self.ridge)
+        ridge = torch.maximum(ridge, smallest)
+        self.within_factor = factorise(within, ridge)
+        self.total_factor = factorise(total, ridge)
 
     @cached_property
     def relative(self) -> Callable[[Tensor], Tensor]:
