@@ -10,6 +10,7 @@ from torch.nn.functional import one_hot
 
 from cifnet_pl.buffer import (
     STRATEGIES,
+    BufferSamples,
     CalibrationBuffer,
     mix_keys,
     select_centroid,
@@ -61,9 +62,6 @@ TASKS = [
 ]
 
 
-# ---------------------------------------------------------------------- sizes
-
-
 def test_every_class_has_its_share_of_the_capacity_and_early_ones_shrink() -> None:
     buffer = CalibrationBuffer(capacity=26)
     other = filled(CalibrationBuffer(capacity=26, seed=1), TASKS[0])
@@ -102,9 +100,7 @@ def test_a_capacity_below_the_number_of_classes_is_refused() -> None:
 
 
 @given(seed=st.integers(0, 999), quota=st.integers(1, 30))
-def test_the_sample_of_a_union_is_the_sample_of_the_samples(
-    seed: int, quota: int
-) -> None:
+def test_the_sample_of_a_union_is_the_sample_of_the_samples(seed, quota):
     here = torch.from_numpy(np.random.default_rng(seed).random(53) < 0.5)
     whole, one, other, union = (CalibrationBuffer(per_class=quota) for _ in range(4))
     offer(one, TASKS[2], here)
@@ -116,20 +112,19 @@ def test_the_sample_of_a_union_is_the_sample_of_the_samples(
     assert content(union) == content(filled(whole, TASKS[2]))
 
 
-def test_pruning_while_a_task_is_under_way_does_not_change_the_choice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pruning_while_a_task_is_under_way_does_not_change_the_choice(monkeypatch):
     data = samples({4: 700, 9: 30, 6: 300}, 5)
-    buffers = []
-    for streaming, most in (({"random"}, 100), (set(), 1030)):
-        monkeypatch.setattr("cifnet_pl.buffer.calibration_buffer.STREAMING", streaming)
-        buffer = filled(CalibrationBuffer(capacity=20), samples({1: 50}, 6))
-        offer(buffer, data, *torch.arange(1030).split(7))
-        # Pruned, a task's candidates stay within a few times the capacity; else all of them wait.
-        assert len(buffer.pending().y) <= most
+    pruned, whole = (CalibrationBuffer(capacity=20) for _ in range(2))
+    for buffer in (pruned, whole):
+        filled(buffer, samples({1: 50}, 6))
+    offer(pruned, data, *torch.arange(1030).split(7))
+    # A task's candidates stay within a few times the capacity; without pruning all of them wait.
+    assert len(pruned.pending().y) <= 100
+    monkeypatch.setattr("cifnet_pl.buffer.calibration_buffer.STREAMING", set())
+    offer(whole, data, *torch.arange(1030).split(7))
+    for buffer in (pruned, whole):
         buffer.commit()
-        buffers.append(content(buffer))
-    assert buffers[0] == buffers[1]
+    assert content(pruned) == content(whole)
 
 
 def test_a_key_that_comes_again_is_kept_once() -> None:
@@ -158,10 +153,10 @@ def grouped(counts: dict[int, int], seed: int = 0) -> tuple[Samples, dict[int, i
     return data, group_of
 
 
-def commit_groups(buffer: CalibrationBuffer, group_of: dict[int, int]) -> None:
-    at_hand = buffer.at_hand()
-    groups = torch.tensor([group_of[key] for key in at_hand.key.tolist()])
-    buffer.commit_groups(at_hand._replace(group=groups))
+def at_hand(buffer: CalibrationBuffer, group_of: dict[int, int]) -> BufferSamples:
+    found = buffer.at_hand()
+    groups = [group_of[key] for key in found.key.tolist()]
+    return found._replace(group=torch.tensor(groups))
 
 
 def shuffled(count: int, seed: int) -> Tensor:
@@ -178,10 +173,10 @@ def test_groups_are_kept_whole_in_any_order_and_in_two_steps(strategy: str) -> N
         buffer = CalibrationBuffer(capacity=70, strategy=strategy, seed=3)
         offer(buffer, data, *shuffled(125, order).split(13))
         if steps == 2:
-            commit_groups(buffer, group_of)
+            buffer.commit_groups(at_hand(buffer, group_of))
             assert 60 < len(buffer.y) <= 70
         offer(buffer, later)
-        commit_groups(buffer, group_of)
+        buffer.commit_groups(at_hand(buffer, group_of))
         assert 60 < len(buffer.y) <= 70
         kept = [group_of[key] for key in buffer.key.tolist()]
         for group in set(kept):
@@ -196,13 +191,13 @@ def test_classes_get_equal_places_and_groups_that_are_not_whole_none() -> None:
     data, group_of = grouped({4: 300, 9: 300, 6: 20})
     buffer = CalibrationBuffer(capacity=150)
     offer(buffer, data)
-    at_hand = buffer.at_hand()
-    groups = torch.tensor([group_of[key] for key in at_hand.key.tolist()])
-    broken = groups % 5 == 0
-    buffer.commit_groups(at_hand._replace(group=groups.masked_fill(broken, -1)))
-    assert not torch.isin(buffer.key, at_hand.key[broken]).any()
+    found = at_hand(buffer, group_of)
+    broken = found.group % 5 == 0
+    found.group[broken] = -1
+    buffer.commit_groups(found)
+    assert not torch.isin(buffer.key, found.key[broken]).any()
     stored = sizes(buffer)
-    assert stored[6] == int(((at_hand.y == 6) & ~broken).sum())
+    assert stored[6] == int(((found.y == 6) & ~broken).sum())
     assert abs(stored[4] - stored[9]) < 9
 
 
@@ -221,9 +216,6 @@ def test_pruning_keeps_some_classes_whole() -> None:
     assert len(whole[0]) == 2
 
 
-# ---------------------------------------------------------------------- oversampling
-
-
 @pytest.mark.parametrize("n_max", [4, 24])
 def test_oversampling_brings_every_class_to_the_largest_new_one(n_max: int) -> None:
     buffer = filled(CalibrationBuffer(per_class=12), samples({8: 12, -1: 5, 3: 1}))
@@ -233,13 +225,9 @@ def test_oversampling_brings_every_class_to_the_largest_new_one(n_max: int) -> N
         assert (weight[buffer.y == label] == max(1, n_max // stored)).all()
 
 
-# ---------------------------------------------------------------------- state
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_state_survives_a_file_and_learning_goes_on(dtype: torch.dtype) -> None:
-    buffer = CalibrationBuffer(capacity=26, seed=4)
-    again = CalibrationBuffer(capacity=26, seed=4)
+    buffer, again = (CalibrationBuffer(capacity=26, seed=4) for _ in range(2))
     for z, y, key in TASKS[:2]:
         buffer.add(z.to(dtype), y, key)
         buffer.commit()
@@ -301,10 +289,8 @@ def test_herding_is_the_greedy_search_written_out() -> None:
     chosen = list[int]()
     for _ in range(15):
         left = [i for i in range(len(z)) if i not in chosen]
-        gaps = [
-            np.linalg.norm(features[[*chosen, i]].mean(axis=0) - mean) for i in left
-        ]
-        chosen.append(left[int(np.argmin(gaps))])
+        means = np.stack([features[[*chosen, i]].mean(axis=0) for i in left])
+        chosen.append(left[np.linalg.norm(means - mean, axis=1).argmin()])
     assert select_herding(z, KEYS, 0, 15).tolist() == chosen
 
 

@@ -45,9 +45,8 @@ def leave_one_out(images: Images, labels: np.ndarray) -> np.ndarray:
     """(n, C) leave-one-out probabilities, for the rivals."""
     y = torch.from_numpy(labels)
     head = learned(RidgeHead, replace(images, y=y))
-    samples = CalibrationSamples(head, images.z, y)
-    calibrate(samples)
-    scores = samples.scores()
+    calibrate(CalibrationSamples(head, images.z, y))
+    scores = head.leave_one_out(images.z, y)
     return to_probabilities(scores, head.temperature, head.odds_power).numpy()
 
 

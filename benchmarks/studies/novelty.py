@@ -34,8 +34,8 @@ from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.heads.probabilities import (
     CalibrationSamples,
     PredictionSets,
+    ReferenceScores,
     calibrate,
-    novelty_reference,
 )
 from cifnet_pl.model.calibration import Calibration
 from cifnet_pl.model.metrics import detection
@@ -137,13 +137,13 @@ def kept_promises(head: Head, buffer: CalibrationBuffer, images: Images) -> Tens
     z = images.val_z[rows]
     y = images.val_y[rows]
     columns = (y[:, None] == head.labels).int().argmax(dim=1)
-    p = novelty_reference(stored(head, buffer)).p_values(head.novelty(z))
+    samples = stored(head, buffer)
+    reference = ReferenceScores(samples.novelty(), samples.weights())
+    p = reference.p_values(head.novelty(z))
     percentages = [100 * (p <= share).double().mean() for share in SHARES]
     probabilities = head.probabilities(z)
     for share in COVERAGES:
-        sets = PredictionSets.of(stored(head, buffer), share).of_probabilities(
-            probabilities
-        )
+        sets = PredictionSets.of(samples, share).of_probabilities(probabilities)
         percentages += [
             100 * sets.gather(1, columns[:, None]).double().mean(),
             sets.sum(dim=1).double().mean(),

@@ -324,7 +324,6 @@ class CalibrationBuffer(GrowingModule):
             )
         return self.capacity // classes
 
-    @torch.no_grad()
     def add(
         self, z: Tensor, y: Tensor, key: Tensor, group: Tensor | None = None
     ) -> None:
@@ -352,34 +351,14 @@ class CalibrationBuffer(GrowingModule):
     def at_hand(self) -> BufferSamples:
         """Return stored samples and candidates, each image of a class once, class after class."""
         samples = concatenate([self.samples, self.pending()])
-        columns = {"label": samples.y, "key": samples.key, "group": samples.group}
+        columns = {"y": samples.y, "key": samples.key, "group": samples.group}
         table = pd.DataFrame({name: each.cpu() for name, each in columns.items()})
         # Of an image with several groups, the largest is taken: one that was selected before.
-        in_order = table.sort_values(["label", "key", "group"])
-        distinct = in_order.drop_duplicates(["label", "key"], keep="last")
+        in_order = table.sort_values([*columns])
+        distinct = in_order.drop_duplicates(["y", "key"], keep="last")
         rows = distinct.index.to_numpy(copy=True)
         return samples.at(torch.from_numpy(rows).to(samples.y.device))
 
-    def first_classes(self, samples: BufferSamples, limit: int) -> Tensor:
-        """Return which samples are of the first classes, in random order, of ``limit`` samples.
-
-        Args:
-            samples: of several classes.
-            limit: largest number of samples of these classes together.
-
-        Returns:
-            (n,) bool. More samples, whatever their order, only shorten the list of classes.
-        """
-        labels, column, counts = torch.unique(
-            samples.y, return_inverse=True, return_counts=True
-        )
-        order = torch.argsort(mix_keys(labels, self.seed), stable=True)
-        fits = counts[order].cumsum(dim=0) <= limit
-        is_first = torch.zeros_like(fits)
-        is_first[order] = fits
-        return is_first[column]
-
-    @torch.no_grad()
     def commit_groups(self, samples: BufferSamples) -> None:
         """Select whole groups of the samples at hand, of all classes alike, and none in part.
 
@@ -409,14 +388,12 @@ class CalibrationBuffer(GrowingModule):
         order = np.lexsort((groups, torch.cat(positions).numpy()))
         kept = np.zeros(len(order), dtype=bool)
         kept[order[:limit]] = True
-        if len(order) > limit:
-            first_outside = groups[order[limit]]
-            kept &= groups != first_outside
+        # A group that is kept in part goes.
+        kept[np.isin(groups, groups[order[limit : limit + 1]])] = False
         self.discard_pending()
         rows = torch.from_numpy(kept).to(candidates.y.device)
         self.z, self.y, self.key, self.group = candidates.at(rows)
 
-    @torch.no_grad()
     def commit(self) -> None:
         """Select among the candidates, and shrink every class to its quota.
 
@@ -430,14 +407,20 @@ class CalibrationBuffer(GrowingModule):
             return
         quota = self.quota(len(classes))
         self.discard_pending()
+        select = STRATEGIES[self.strategy]
         parts = []
         for label in classes:
             old = stored.at(stored.y == label)  # in order of preference already
             new = pending.at(pending.y == label)
-            if len(new.y):
-                parts.append(self._best(concatenate([old, new]), quota))
-            else:
+            if not len(new.y):
                 parts.append(old.at(slice(quota)))
+                continue
+            both = concatenate([old, new])
+            # In the order of their keys, so that the order of arrival has no effect.
+            first = np.unique(both.key.cpu().numpy(), return_index=True)[1]
+            distinct = both.at(torch.from_numpy(first).to(both.key.device))
+            best = select(distinct.z, distinct.key, self.seed, quota)
+            parts.append(distinct.at(best))
         self.z, self.y, self.key, self.group = concatenate(parts)
 
     def set_groups(self, samples: BufferSamples) -> None:
@@ -447,8 +430,8 @@ class CalibrationBuffer(GrowingModule):
             samples: those and others, in their groups.
         """
         order = torch.argsort(samples.key)
-        found = torch.searchsorted(samples.key[order], self.key)
-        self.group = samples.group[order][found]
+        found = torch.searchsorted(samples.key, self.key, sorter=order)
+        self.group = samples.group[order[found]]
 
     @property
     def samples(self) -> BufferSamples:
@@ -486,7 +469,6 @@ class CalibrationBuffer(GrowingModule):
         repeats = whole.clamp_min(1)
         return repeats.double()[inverse]
 
-    @torch.no_grad()
     def remove_classes(self, labels: list[int]) -> None:
         """Drop all embeddings of some classes.
 
@@ -526,27 +508,23 @@ class CalibrationBuffer(GrowingModule):
     def _prune_pending(self) -> None:
         """Select among the candidates: no class can keep more than its current quota, or groups of
         the first classes.
+
+        Groups can be told, and kept, where all images of a class are at hand. So of the first
+        classes, in random order, all candidates stay that fit into the capacity together. More
+        candidates, whatever their order, only shorten the list of these classes.
         """
         pending = self.pending()
         every_class = {*pending.y.tolist(), *self.y.tolist()}
         quota = self.quota(len(every_class))
-        # Groups can be told, and kept, where all images of a class are at hand.
-        is_first = self.first_classes(pending, self.capacity)
+        labels, column, counts = torch.unique(
+            pending.y, return_inverse=True, return_counts=True
+        )
+        order = torch.argsort(mix_keys(labels, self.seed), stable=True)
+        fits = torch.zeros_like(labels, dtype=torch.bool)
+        fits[order] = counts[order].cumsum(dim=0) <= self.capacity
+        is_first = fits[column]
         drawn = first_drawn(pending.at(~is_first), self.seed, quota)
         selected = concatenate([pending.at(is_first), drawn])
         self._pending = [selected]
         places = MAX_CANDIDATES_RATIO * self.capacity
         self._prune_at = max(places, 2 * len(selected.y))
-
-    def _best(self, samples: BufferSamples, quota: int) -> BufferSamples:
-        """Select the best samples of one class.
-
-        They are sorted by key first, each key once, so that the order of arrival has no effect.
-        """
-        keys = samples.key.cpu().numpy()
-        first = np.unique(keys, return_index=True)[1]
-        rows = torch.from_numpy(first).to(samples.key.device)
-        distinct = samples.at(rows)
-        select = STRATEGIES[self.strategy]
-        rows = select(distinct.z, distinct.key, self.seed, quota)
-        return distinct.at(rows)

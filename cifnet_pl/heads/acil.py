@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from cifnet_pl.heads.base import Dtype, check_count, scalar
+from cifnet_pl.heads.base import Dtype, scalar
 from cifnet_pl.heads.sums import SumsHead, kept_weights
 from cifnet_pl.statistics import (
     ClassDistances,
@@ -21,10 +21,11 @@ from cifnet_pl.statistics import (
     check_projection,
     check_ridge,
     draw_projection,
+    factorise,
     gcv_ridge,
     projection_fingerprint,
     solve_ridge,
-    whitened_rows,
+    whiten,
 )
 from cifnet_pl.utilities.errors import UsageError, check_that
 from cifnet_pl.utilities.growing_tensors import no_rows
@@ -54,6 +55,7 @@ class ACILHead(SumsHead):
 
     title = "ACIL"
     leaves_one_out = True
+    _draw = staticmethod(draw_projection)
 
     def __init__(
         self,
@@ -71,14 +73,14 @@ class ACILHead(SumsHead):
                     f" {in_features})"
                 )
             width = len(projection)
-        check_count("width", width)
+        check_that(width >= 1, "width", width, "at least 1")
         super().__init__(in_features, width, dtype)
         self.width = width
         self.ridge = check_ridge(ridge)
         self.seed = seed
         self.given = projection is not None
         if projection is None:
-            projection = self._draw()
+            projection = self._draw(width, in_features, seed)
         matrix = projection.double()
         self.projection: Tensor = nn.Buffer(
             matrix.to(self.dtype, copy=True), persistent=self.given
@@ -87,10 +89,6 @@ class ACILHead(SumsHead):
             torch.tensor(projection_fingerprint(matrix))
         )
         self.ridge_used = scalar(0.0)
-
-    def _draw(self) -> Tensor:
-        """Return the (B, d) float64 projection that the seed gives."""
-        return draw_projection(self.width, self.in_features, self.seed)
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor arguments that a stored state depends on.
@@ -192,7 +190,9 @@ def leaving_out_of_stream(
         features: (n, p) of the samples.
         targets: (n, C) of the samples.
     """
-    whitened = whitened_rows(sums.gram, ridge.to(features), features)
+    penalty = ridge.to(features).double()  # as rounded for the solve
+    factor = factorise(sums.gram.double(), penalty)
+    whitened = whiten(factor, features.double())
     scores = features @ weights
     return partial(LearnedRows(whitened).scores, scores, targets)
 
@@ -302,7 +302,7 @@ class DSALHead(ACILHead):
         super()._solve()
         if observed is not None:
             self._fit_residuals(observed)
-            self.cross = self.cross.new_zeros(0, 0)
+            self._discard()
             del observed  # at full width every matrix counts
         tss = self.residual_energy.sum()
         self.compensation_weights, ridge = solve_stream(

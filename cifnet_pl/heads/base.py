@@ -7,7 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -104,28 +104,9 @@ def as_labels(values: Numbers, device: torch.device | str = "cpu") -> Tensor:
     return labels.long()
 
 
-def check_count(name: str, count: int) -> None:
-    """Check an argument that is a number of something: UsageError below 1."""
-    check_that(count >= 1, name, count, "at least 1")
-
-
 def check_positive(name: str, value: float) -> None:
     """Check an argument that is a number: UsageError unless it is positive and finite."""
     check_that(0 < value < float("inf"), name, value, "a positive number")
-
-
-class CheckedSamples(NamedTuple):
-    """Samples that were checked at the boundary.
-
-    Attributes:
-        z: (n, d) finite float embeddings.
-        columns: (n,) int64 positions of their labels in ``labels``.
-        weight: (n,) positive finite weights.
-    """
-
-    z: Tensor
-    columns: Tensor
-    weight: Tensor
 
 
 def scalar(value: float) -> Tensor:
@@ -200,7 +181,7 @@ class Head(nn.Module, ABC):
 
     def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__()
-        check_count("in_features", in_features)
+        check_that(in_features >= 1, "in_features", in_features, "at least 1")
         check_choice("dtype of the statistics", dtype, Dtype)
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
@@ -372,17 +353,17 @@ class Head(nn.Module, ABC):
         Raises:
             UsageError: a label that is not of the current task.
         """
-        samples = self._checked(z, y, weight)
-        tasks = self.task_of[samples.columns]
-        earlier = samples.columns[tasks < self.task_of.max()]
+        z, columns, weight = self._checked(z, y, weight)
+        tasks = self.task_of[columns]
+        earlier = columns[tasks < self.task_of.max()]
         if len(earlier):
             label = int(self.labels[earlier[0]])
             raise UsageError(
                 f"label {label} is not a class of the current task {self.tasks[-1]}"
             )
-        if len(samples.z):
+        if len(z):
             self.solved.fill_(False)
-            self._observe(*samples)
+            self._observe(z, columns, weight)
 
     @in_full_precision
     def observe_past(
@@ -401,18 +382,18 @@ class Head(nn.Module, ABC):
         Raises:
             UsageError: a label of the current task.
         """
-        samples = self._checked(z, y, weight)
-        if (self.task_of[samples.columns] == self.task_of.max()).any():
+        z, columns, weight = self._checked(z, y, weight)
+        if (self.task_of[columns] == self.task_of.max()).any():
             raise UsageError(
                 "observe_past got labels of the current task; it takes samples of earlier tasks"
             )
-        if len(samples.z) and self.uses_buffer:
+        if len(z) and self.uses_buffer:
             self.solved.fill_(False)
-            self._observe_past(*samples)
+            self._observe_past(z, columns, weight)
 
     def _checked(
         self, z: Numbers, y: Numbers, weight: Numbers | None = None
-    ) -> CheckedSamples:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Check a batch at the boundary.
 
         Args:
@@ -420,11 +401,15 @@ class Head(nn.Module, ABC):
             y: (n,) integer labels.
             weight: (n,) positive finite sample weights, or None for ones.
 
+        Returns:
+            The embeddings; positions (n,) int64 of their labels in ``labels``; the weights.
+
         Raises:
             UsageError: labels or weights that do not fit, or a label that is not known.
             CifnetError: embeddings of another width or dtype, or that hold NaN or Inf.
         """
-        z = self._checked_embeddings(z)
+        z = as_tensor(z, self.labels.device)
+        check_embeddings(z, self.in_features)
         y = as_labels(y, z.device)
         if y.shape != (len(z),):
             raise UsageError(
@@ -436,13 +421,7 @@ class Head(nn.Module, ABC):
         fits = torch.isfinite(weight) & (weight > 0)
         if weight.shape != (len(z),) or not fits.all():
             raise UsageError(f"expected {len(z)} sample weights, positive and finite")
-        return CheckedSamples(z, self._columns(y), weight)
-
-    def _checked_embeddings(self, z: Numbers) -> Tensor:
-        """Return embeddings (n, d) as a tensor; CifnetError where they do not fit."""
-        z = as_tensor(z, self.labels.device)
-        check_embeddings(z, self.in_features)
-        return z
+        return z, self._columns(y), weight
 
     @in_full_precision
     def count_duplicates(self, count: int) -> None:
@@ -618,7 +597,8 @@ class Head(nn.Module, ABC):
         Raises:
             CifnetError: nothing learned yet, unsolved samples, or embeddings of another width.
         """
-        z = self._checked_embeddings(z)
+        z = as_tensor(z, self.labels.device)
+        check_embeddings(z, self.in_features)
         self._require_solved()
         with torch.autocast(z.device.type, enabled=False):
             return self._scores(z)
@@ -702,8 +682,8 @@ class Head(nn.Module, ABC):
         """
         self.require("leaves_one_out")
         self._require_solved()
-        samples = self._checked(z, y)
-        return self._rules_left_out(samples.z.to(self.dtype), samples.columns)
+        z, columns, _ = self._checked(z, y)
+        return self._rules_left_out(z.to(self.dtype), columns)
 
     # ------------------------------------------------------------------ novelty
 
@@ -738,7 +718,9 @@ class Head(nn.Module, ABC):
         Raises:
             UnsupportedError, CifnetError: as for :meth:`distances`.
         """
-        return self.novelty_function()(self._checked_embeddings(z))
+        z = as_tensor(z, self.labels.device)
+        check_embeddings(z, self.in_features)
+        return self.novelty_function()(z)
 
     @in_full_precision
     def novelty_function(self) -> Callable[[Tensor], Tensor]:
@@ -771,10 +753,10 @@ class Head(nn.Module, ABC):
             UnsupportedError, CifnetError: as for :meth:`distances`.
         """
         distances = self.distances()
-        samples = self._checked(z, y)
-        features = self._novelty_features(samples.z)
+        z, columns, _ = self._checked(z, y)
+        features = self._novelty_features(z)
         own = self._groups(groups, len(features))
-        return distances.left_out(features, samples.columns, own)
+        return distances.left_out(features, columns, own)
 
     # ------------------------------------------------------------------ labels
 

@@ -20,11 +20,12 @@ from cifnet_pl.statistics import (
     Weighting,
     augment,
     check_ridge,
+    factorise,
     gcv_ridge_of_free_bias,
     solve_ridge,
     squared_slopes,
     target_limit,
-    whitened_rows,
+    whiten,
 )
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
@@ -41,18 +42,14 @@ class Cohort(GrowingModule):
         ridge_used: (C_j,) float64, λ of each class.
     """
 
-    def __init__(self, sums: Sums, before: int = 0):
+    def __init__(self, sums: Sums, before: int):
         super().__init__()
         self.sums = sums
         classes = len(sums.counts)
-        weights = sums.class_sums.new_zeros(sums.width, classes)
-        self.weights: Tensor = nn.Buffer(weights)
+        self.weights: Tensor = nn.Buffer(sums.mass.new_zeros(sums.width, classes))
         self.past: Tensor = nn.Buffer(torch.tensor(0))
-        past_weight = torch.zeros(before, dtype=torch.float64)
-        self.past_weight: Tensor = nn.Buffer(past_weight)
-        ridges = torch.zeros(classes, dtype=torch.float64)
-        self.ridge_used: Tensor = nn.Buffer(ridges)
-        self.to(sums.class_sums.device)
+        self.past_weight: Tensor = nn.Buffer(torch.zeros(before, dtype=torch.float64))
+        self.ridge_used: Tensor = nn.Buffer(torch.zeros(classes, dtype=torch.float64))
 
 
 class CIFNetHead(Head):
@@ -82,11 +79,13 @@ class CIFNetHead(Head):
         dtype: of the sums, "float64" or "float32".
 
     Attributes:
-        cohorts: one :class:`Cohort` for each task.
+        cohorts: one :class:`Cohort` for each task, in a ``ModuleList``.
         increment: sums over the samples of the current task, until it is solved.
         past_increment: sums over the buffer samples that the current task showed, likewise.
+        penalised: (d+1,) share of λ that each feature bears: 1, and 0 for a free bias.
     """
 
+    cohorts: list[Cohort]
     title = "CIFNet"
     reduces = True
     leaves_one_out = True
@@ -116,21 +115,20 @@ class CIFNetHead(Head):
         self.tells_novelty = (
             update_past  # else no cohort has seen the samples of all classes
         )
-        self.cohorts = nn.ModuleList()
+        self.cohorts = cast(Any, nn.ModuleList())
         self.increment: Sums | None = None
         self.past_increment: Sums | None = None
+        penalised = torch.ones(in_features + 1, dtype=self.dtype)
+        penalised[0] = float(ridge != "gcv")
+        self.penalised: Tensor = nn.Buffer(penalised, persistent=False)
 
     # ------------------------------------------------------------------ sums
 
-    def _new_sums(self, classes: int, per_class: bool) -> Sums:
-        sums = Sums(
-            self.in_features + 1, classes, per_class=per_class, dtype=self.dtype
-        )
-        return sums.to(self.labels.device)
-
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
-        sums = self._new_sums(new, self.per_class)
-        self.cohorts.append(Cohort(sums, len(self.labels) - new))
+        width = self.in_features + 1
+        sums = Sums(width, new, per_class=self.per_class, dtype=self.dtype)
+        cohort = Cohort(sums, len(self.labels) - new)
+        self.cohorts.append(cohort.to(self.labels.device))
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         increment = self._open_increment()
@@ -143,19 +141,16 @@ class CIFNetHead(Head):
 
     def _open_increment(self) -> Sums:
         if self.increment is None:
-            sums = self._cohorts[-1].sums
+            sums = self.cohorts[-1].sums
             self.increment = sums.empty(len(sums.counts))
         return self.increment
 
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         if self.past_increment is None:
-            earlier = len(self._cohorts[-1].past_weight)
-            self.past_increment = self._new_sums(earlier, per_class=False)
+            earlier = len(self.cohorts[-1].past_weight)
+            sums = Sums(self.in_features + 1, earlier, dtype=self.dtype)
+            self.past_increment = sums.to(self.labels.device)
         self.past_increment.add(augment(z), columns, weight)
-
-    @property
-    def _cohorts(self) -> list[Cohort]:
-        return cast("list[Cohort]", list(self.cohorts))
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         # Buffer samples are common to all processes already.
@@ -164,9 +159,23 @@ class CIFNetHead(Head):
     # ------------------------------------------------------------------ solve and score
 
     def _solve(self) -> None:
+        """Solve ``(A_j + λI)⁻¹M_j``; a sample counts ω times the squared slope at its target."""
         self._commit()
-        for cohort in self._cohorts:
-            self._solve_cohort(cohort)
+        for cohort in self.cohorts:
+            sums = cohort.sums
+            positive = self.slopes.positive * sums.class_sums
+            negative = self.slopes.negative * (sums.gram[0] - sums.class_sums)
+            moment = self.limit * (positive - negative).T
+            target_square = self.limit**2 * (positive + negative)[:, 0]
+            for columns, gram in self._gram_per_columns(cohort):
+                own = moment[:, columns]
+                ridge = self.ridge
+                if ridge == "gcv":
+                    square = target_square[columns].sum()
+                    ridge = gcv_ridge_of_free_bias(gram, own, square, int(sums.seen))
+                cohort.ridge_used[columns] = ridge
+                penalty = ridge * self.penalised
+                cohort.weights[:, columns] = solve_ridge(gram, own, penalty)
 
     def _commit(self) -> None:
         """Add what the current task observed to the cohorts; it cannot be discarded then.
@@ -174,11 +183,11 @@ class CIFNetHead(Head):
         eq:moment_update and, as sums of Gram matrices without truncation, eq:svd_update.
         """
         self.under_way.fill_(False)
-        latest = self._cohorts[-1]
+        latest = self.cohorts[-1]
         if self.increment is not None:
             latest.sums.merge(self.increment)
             if self.update_past:
-                for cohort in self._cohorts[:-1]:
+                for cohort in self.cohorts[:-1]:
                     cohort.sums.add_rows_of(self.increment)
         past = self.past_increment
         if past is not None:
@@ -191,32 +200,7 @@ class CIFNetHead(Head):
 
     def weights(self) -> Tensor:
         """Return (d+1, C) weights of all classes in column order, row 0 the bias."""
-        return torch.cat([cohort.weights for cohort in self._cohorts], dim=1)
-
-    def _solve_cohort(self, cohort: Cohort) -> None:
-        """Solve ``(A_j + λI)⁻¹M_j``; a sample counts ω times the squared slope at its target."""
-        sums = cohort.sums
-        positive = self.slopes.positive * sums.class_sums
-        negative = self.slopes.negative * (sums.gram[0] - sums.class_sums)
-        moment = self.limit * (positive - negative).T
-        target_square = self.limit**2 * (positive + negative)[:, 0]
-        for columns, gram in self._gram_per_columns(cohort):
-            own = moment[:, columns]
-            if self.ridge == "gcv":
-                square = target_square[columns].sum()
-                ridge = gcv_ridge_of_free_bias(gram, own, square, int(sums.seen))
-            else:
-                ridge = self.ridge
-            cohort.ridge_used[columns] = ridge
-            penalty = self._penalty(gram, ridge)
-            cohort.weights[:, columns] = solve_ridge(gram, own, penalty)
-
-    def _penalty(self, gram: Tensor, ridge: float) -> Tensor:
-        """Return the penalty (d+1,) of a solve; with "gcv" the bias is free."""
-        penalty = torch.full_like(gram[0], ridge)
-        if self.ridge == "gcv":
-            penalty[0] = 0
-        return penalty
+        return torch.cat([cohort.weights for cohort in self.cohorts], dim=1)
 
     def _gram_per_columns(self, cohort: Cohort) -> Iterator[tuple[slice, Tensor]]:
         """Yield each slope-weighted Gram matrix (d+1, d+1) with the columns it serves."""
@@ -234,13 +218,13 @@ class CIFNetHead(Head):
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         scores = self._scores(z)
-        x = augment(z)
+        x = augment(z, torch.float64)
         is_own = one_hot(columns, len(self.labels)).double()
         targets = self.limit * (2 * is_own - 1)
         positive, negative = self.slopes
         parts: list[LeftOut] = []
         start = 0
-        for cohort in self._cohorts:
+        for cohort in self.cohorts:
             stop = start + len(cohort.sums.counts)
             # Of each class: of earlier tasks, of this one, and of later ones.
             weights = scores.new_ones(len(self.labels))
@@ -248,7 +232,9 @@ class CIFNetHead(Head):
             weights[stop:] = float(self.update_past)
             for own, gram in self._gram_per_columns(cohort):
                 ridge = cohort.ridge_used[own][0].item()
-                whitened = whitened_rows(gram, self._penalty(gram, ridge), x)
+                penalty = ridge * self.penalised
+                factor = factorise(gram.double(), penalty.double())
+                whitened = whiten(factor, x)
                 own_columns = torch.arange(start, stop)[own]
                 own_scores = scores[:, own_columns]
                 own_targets = targets[:, own_columns]
@@ -265,14 +251,14 @@ class CIFNetHead(Head):
 
     def _class_distances(self) -> ClassDistances:
         # The first cohort has seen the samples of all classes, each once.
-        first = self._cohorts[0].sums
-        sums = torch.cat([cohort.sums.class_sums for cohort in self._cohorts])
+        first = self.cohorts[0].sums
+        sums = torch.cat([cohort.sums.class_sums for cohort in self.cohorts])
         return ClassDistances(first.gram, sums, first.mass)
 
     # ------------------------------------------------------------------ the life of a model
 
     def _class_counts(self) -> Tensor:
-        of_cohorts = [cohort.sums.counts for cohort in self._cohorts]
+        of_cohorts = [cohort.sums.counts for cohort in self.cohorts]
         counts = torch.cat([self.labels[:0], *of_cohorts])
         if self.increment is not None:
             new = self.increment.counts
@@ -285,9 +271,9 @@ class CIFNetHead(Head):
 
     def _keep(self, columns: Tensor) -> None:
         self._commit()
-        cohorts = nn.ModuleList()
+        cohorts: Any = nn.ModuleList()
         start = 0
-        for cohort in self._cohorts:
+        for cohort in self.cohorts:
             stop = start + len(cohort.sums.counts)
             own = columns[(columns >= start) & (columns < stop)] - start
             earlier = columns[columns < start]
@@ -304,11 +290,13 @@ class CIFNetHead(Head):
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
         tasks = {key.split(".")[1] for key in state if key.startswith("cohorts.")}
-        empty = self._new_sums(0, self.per_class)
-        self.cohorts = nn.ModuleList(Cohort(empty.empty(0)) for _ in tasks)
+        width = self.in_features + 1
+        empty = Sums(width, per_class=self.per_class, dtype=self.dtype)
+        cohorts = nn.ModuleList(Cohort(empty.empty(0), before=0) for _ in tasks)
+        self.cohorts = cast(Any, cohorts)
         self._discard()
-        children = {key.split(".")[0] for key in state}
-        if "increment" in children:
+        if "increment.counts" in state:
             self.increment = empty
-        if "past_increment" in children:
-            self.past_increment = self._new_sums(0, per_class=False)
+        if "past_increment.counts" in state:
+            self.past_increment = Sums(width, dtype=self.dtype)
+        self.to(self.labels.device)

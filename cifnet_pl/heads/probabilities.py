@@ -13,7 +13,7 @@ from these samples:
 * A prediction set holds the classes whose probability is at least that which 95 % of the left-out
   samples reach for their own class (:class:`PredictionSets`).
 * An image is unknown if its novelty exceeds that of 95 % of the left-out samples
-  (:func:`novelty_reference`).
+  (:class:`ReferenceScores`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 
 from cifnet_pl.heads.base import Head
 from cifnet_pl.statistics import LeftOut, OddsAndShares, to_probabilities
@@ -125,24 +125,17 @@ class CalibrationSamples:
         if self.learned:
             group = torch.unique(self.groups, return_inverse=True)[1]
             group_and_class = group * len(self.head.labels) + self.columns
-            left_out = group_and_class.bincount()[group_and_class]
+            gone = group_and_class.bincount()[group_and_class]
             learned = self.head._class_counts()[self.columns]
-            unknown = unknown | (left_out >= learned)
-        left_out_scores = []
-        for rule in self.rules:
-            scores = rule(self.groups)
-            left_out_scores.append(scores.masked_fill(unknown[:, None], torch.nan))
-        return left_out_scores
-
-    def scores(self) -> Tensor:
-        """Return (n, C) float64 scores of the head (see :attr:`scores_of_rules`)."""
-        if not self.learned:
-            return self.scores_of_rules[0]
-        return self.head.sum_of_rules(self.scores_of_rules)
+            unknown = unknown | (gone >= learned)
+        left_out = [rule(self.groups) for rule in self.rules]
+        return [scores.masked_fill(unknown[:, None], torch.nan) for scores in left_out]
 
     def known_scores(self) -> KnownScores:
-        """Return the scores that are known, and the true columns of their samples."""
-        scores = self.scores()
+        """Return the head's scores that are known, and the true columns of their samples."""
+        scores = self.scores_of_rules[0]
+        if self.learned:
+            scores = self.head.sum_of_rules(self.scores_of_rules)
         known = scores.isfinite().all(dim=1)
         return KnownScores(scores[known], self.columns[known], known)
 
@@ -288,19 +281,18 @@ def calibrate(samples: CalibrationSamples) -> None:
         return
     columns = samples.columns[known]
     known_rules = [scores[known] for scores in rules]
-    fit = fit_probabilities(known_rules, columns)
+    weights, power = fit_probabilities(known_rules, columns)
     come_in_groups = len(torch.unique(samples.groups)) < len(samples.groups)
     if come_in_groups:
-        weighed = zip(fit.weights, known_rules, strict=True)
+        weighed = zip(weights, known_rules, strict=True)
         scores = torch.stack([weight * rule for weight, rule in weighed]).sum(dim=0)
         scale, power = fit_probabilities([scores], columns, smallest_power=1.0)
-        weights = tuple(scale[0] * weight for weight in fit.weights)
-        fit = ProbabilityFit(weights, power)
-    head.odds_power.fill_(fit.power)
+        weights = tuple(scale[0] * weight for weight in weights)
+    head.odds_power.fill_(power)
     if samples.learned:
-        head.weigh_rules(fit.weights)
+        head.weigh_rules(weights)
     else:
-        head.temperature.fill_(1 / fit.weights[0])
+        head.temperature.fill_(1 / weights[0])
 
 
 def check_buffer(
@@ -365,9 +357,8 @@ class ReferenceScores:
             >>> reference.p_values(torch.tensor([100.0, 4.5], dtype=torch.float64)).tolist()
             [0.1, 0.5]
         """
-        none = self.weights.new_zeros(1)
         cumulative = self.weights.cumsum(dim=0)
-        weight_before = torch.cat([none, cumulative])
+        weight_before = pad(cumulative, (1, 0))
         position = torch.searchsorted(self.scores, scores.contiguous())
         below = weight_before[position]
         total = self.weights.sum()
@@ -391,16 +382,6 @@ class ReferenceScores:
         if first < len(self.scores):
             return float(self.scores[first])
         return float("inf")
-
-
-def novelty_reference(samples: CalibrationSamples) -> ReferenceScores:
-    """Return the leave-one-group-out novelty of samples.
-
-    Raises:
-        UnsupportedError: this head cannot (``tells_novelty``).
-        CifnetError: the head is not solved, or embeddings of another width.
-    """
-    return ReferenceScores(samples.novelty(), samples.weights())
 
 
 @dataclass(frozen=True)

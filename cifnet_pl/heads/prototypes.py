@@ -14,7 +14,6 @@ from cifnet_pl.heads.acil import ACILHead
 from cifnet_pl.heads.base import (
     Dtype,
     Metric,
-    check_count,
     check_positive,
     in_full_precision,
     scalar,
@@ -199,6 +198,7 @@ class RanPACHead(ACILHead):
     """
 
     title = "RanPAC"
+    _draw = staticmethod(draw_normal)
 
     def __init__(
         self,
@@ -210,9 +210,6 @@ class RanPACHead(ACILHead):
         dtype: Dtype = "float64",
     ):
         super().__init__(in_features, width, ridge, projection, seed, dtype)
-
-    def _draw(self) -> Tensor:
-        return draw_normal(self.width, self.in_features, self.seed)
 
 
 class KLDAHead(SLDAHead):
@@ -244,7 +241,7 @@ class KLDAHead(SLDAHead):
         seed: int = 0,
         dtype: Dtype = "float64",
     ):
-        check_count("width", width)
+        check_that(width >= 1, "width", width, "at least 1")
         check_positive("gamma", gamma)
         super().__init__(in_features, shrinkage, dtype)
         self.sums = Sums(width + 1, dtype=self.dtype)

@@ -104,10 +104,10 @@ class RidgeHead(SumsHead):
         product_features: ProductFeatures = 0.0,
     ):
         check_choice("decision", decision, Decision)
-        if product_features != "auto":
-            check_product_features(product_features)
-        elif remember:  # a Gram matrix of them for each class would be gigabytes
-            product_features = 0.0
+        if product_features == "auto" and remember:
+            product_features = (
+                0.0  # a Gram matrix of them for each class would be gigabytes
+            )
         super().__init__(in_features, in_features + 1, dtype, per_class=remember)
         self.ridge = check_ridge(ridge)
         self.epsilon = epsilon
@@ -129,7 +129,14 @@ class RidgeHead(SumsHead):
             self._settle(product_features)
 
     def _settle(self, product_features: float) -> None:
-        """Make room for product features in the sums, which are empty."""
+        """Make room for product features in the sums, which are empty.
+
+        Raises:
+            UsageError: fewer than none, or far too many.
+        """
+        fits = 0 <= product_features <= 10
+        expected = "a multiple of the features from 0 to 10, or auto"
+        check_that(fits, "product_features", product_features, expected)
         self.product_features = float(product_features)
         count = round(product_features * self.in_features)
         if not count:
@@ -166,30 +173,24 @@ class RidgeHead(SumsHead):
     # ------------------------------------------------------------------ solve
 
     def _solve(self) -> None:
-        self._commit_increment()
-        if self.selects_rule:
-            self.rule_weights = self.rule_weights.new_tensor([1.0, 0.0])
-        system = self._system()
-        ridge = self._choose_ridge(system)
-        self.ridge_used.fill_(ridge)
-        self._solved = RidgeFactor(system, ridge)
-        self._set_weights(self._solved)
-        if not self.selects_rule:  # else calibration will begin with it
-            self._solved = None
-
-    def _choose_ridge(self, system: RidgeSystem) -> float:
-        """Return λ: as given, or by generalised cross-validation without product features.
+        """Solve at λ as given, or by generalised cross-validation without product features.
 
         With product features λ is that divided by the number of samples for each feature, where
         that is above 1.
         """
-        if self.ridge != "gcv":
-            return self.ridge
-        ridge = system.choose_ridge(self.in_features)
-        if not len(self.directions):
-            return ridge
-        samples_per_feature = max(1.0, system.samples / len(system.mean))
-        return ridge / samples_per_feature
+        self._commit_increment()
+        system = self._system()
+        ridge = self.ridge
+        if ridge == "gcv":
+            ridge = system.choose_ridge(self.in_features)
+            if len(self.directions):
+                ridge /= max(1.0, system.samples / len(system.mean))
+        self.ridge_used.fill_(ridge)
+        factor = RidgeFactor(system, ridge)
+        if self.selects_rule:
+            self.rule_weights = self.rule_weights.new_tensor([1.0, 0.0])
+            self._solved = factor  # calibration will begin with it
+        self._set_weights(factor)
 
     def _system(self) -> RidgeSystem:
         """Return the centred sums of the features."""
@@ -207,18 +208,16 @@ class RidgeHead(SumsHead):
         discriminant, regression = self.rule_weights.tolist()
         weights = torch.zeros((), dtype=torch.float64, device=self.labels.device)
         if discriminant:
-            of_discriminant = factor.discriminant_weights()
-            weights = weights + discriminant * of_discriminant
+            weights = weights + discriminant * factor.discriminant_weights()
         if regression:
-            of_regression = factor.regression_weights()
-            weights = weights + regression * of_regression
+            weights = weights + regression * factor.regression_weights()
         self.weights = weights.to(self.dtype)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         sums = state.get("sums.class_sums", ())
         if self.product_features == "auto" and len(sums):
             count = sums.shape[1] - 1 - self.in_features
-            self._settle(check_product_features(count / self.in_features))
+            self._settle(count / self.in_features)
         super()._before_load(state)
 
     # ------------------------------------------------------------------ leave one out
@@ -308,14 +307,6 @@ class RidgeHead(SumsHead):
         column = self.classes.index(label)
         head.sums = self.sums.of_class(column)
         return head
-
-
-def check_product_features(product_features: float) -> float:
-    """Check a number of product features for each feature, and return it."""
-    expected = "a multiple of the features from 0 to 10, or auto"
-    fits = 0 <= product_features <= 10
-    check_that(fits, "product_features", product_features, expected)
-    return product_features
 
 
 def auto_product_features(counts: Sequence[int] | None) -> float:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from cifnet_pl.heads.base import Dtype, Head, Metric, check_count, check_positive
+from cifnet_pl.heads.base import Dtype, Head, Metric, check_positive
 from cifnet_pl.heads.sums import kept_weights
 from cifnet_pl.statistics import augment
 from cifnet_pl.statistics.leaving_out import ROWS_PER_STEP
@@ -62,24 +62,13 @@ class Samples(GrowingModule):
     def extend(self, other: Samples) -> None:
         """Append all rows of ``other``."""
         other.gather()
-        rows = (other.z.to(self.z), other.y.to(self.y), other.weight.to(self.weight))
-        self._added.append(rows)
+        self.add(other.z, other.y, other.weight)
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but those at ``rows``, a mask over them or their positions."""
+        """Drop all gathered rows but those at ``rows``, a mask over them or their positions."""
         self.z = self.z[rows]
         self.y = self.y[rows]
         self.weight = self.weight[rows]
-
-    def keep_labels(self, labels: Tensor) -> None:
-        """Drop all rows but those with one of ``labels``."""
-        self.gather()
-        self.keep(torch.isin(self.y, labels))
-
-    def rename(self, new: Callable[[Tensor], Tensor]) -> None:
-        """Rename all labels; ``new`` maps (n,) old ones to (n,) new ones."""
-        self.gather()
-        self.y = new(self.y)
 
     def clear(self) -> None:
         """Drop all rows."""
@@ -95,8 +84,7 @@ class Samples(GrowingModule):
         """
         self.gather()
         label_bits = self.y.view(torch.float64)
-        weight_and_label = torch.stack([self.weight, label_bits], dim=1)
-        content = torch.cat([self.z.double(), weight_and_label], dim=1)
+        content = torch.column_stack([self.z.double(), self.weight, label_bits])
         values = content.cpu().numpy()
         row_bytes = np.dtype((np.void, values.shape[1] * values.itemsize))
         keys = values.view(row_bytes).ravel()
@@ -144,11 +132,14 @@ class SamplesHead(Head):
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
         for samples in self._samples():
-            samples.rename(new)
+            samples.gather()
+            samples.y = new(samples.y)
 
     def _keep(self, columns: Tensor) -> None:
+        labels = self.labels[columns]
         for samples in self._samples():
-            samples.keep_labels(self.labels[columns])
+            samples.gather()
+            samples.keep(torch.isin(samples.y, labels))
 
 
 class KNNHead(SamplesHead):
@@ -181,7 +172,7 @@ class KNNHead(SamplesHead):
         dtype: Dtype = "float32",
     ):
         super().__init__(in_features, dtype)
-        check_count("neighbours", neighbours)
+        check_that(neighbours >= 1, "neighbours", neighbours, "at least 1")
         check_choice("metric", metric, Metric)
         self.neighbours = neighbours
         self.metric = metric
@@ -203,34 +194,33 @@ class KNNHead(SamplesHead):
     def scoring(self) -> Callable[[Tensor], Tensor]:
         """Return the scores as a function (see :meth:`Head.scoring`), of all queries at once."""
         stored = self.samples.z
+        weight = self.samples.weight
         column = self._columns(self.samples.y)
         if self.metric == "cosine":
             stored = normalize(stored, dim=1)
-        return lambda z: self._vote(z.to(self.dtype), stored, column)
+        k = min(self.neighbours, len(stored))
+        classes = len(self.labels)
 
-    def _vote(self, z: Tensor, stored: Tensor, column: Tensor) -> Tensor:
-        """Return the scores (n, C) of queries z (n, d).
+        def score(z: Tensor) -> Tensor:
+            distance = self._distance(z.to(self.dtype), stored)
+            nearest = distance.topk(k, dim=1, largest=False)
+            neighbours = nearest.indices
+            vote = weight[neighbours] / nearest.values.double()
+            votes = vote.new_zeros(len(z), classes)
+            votes = votes.scatter_add_(1, column[neighbours], vote)
+            share = votes / votes.sum(dim=1, keepdim=True)
+            with_prior = k * share + 1 / classes
+            return torch.log(with_prior / (k + 1))
+
+        return score
+
+    def _distance(self, z: Tensor, stored: Tensor) -> Tensor:
+        """Return the distances (n, N), at least as large as rounding.
 
         Args:
             z: (n, d) queries.
             stored: (N, d) embeddings; for the cosine they are normalised already.
-            column: (N,) column of each one's class.
         """
-        distance = self._distance(z, stored)
-        k = min(self.neighbours, len(stored))
-        nearest = distance.topk(k, dim=1, largest=False)
-        neighbours = nearest.indices
-        weight = self.samples.weight[neighbours]
-        vote = weight / nearest.values.double()
-        classes = len(self.labels)
-        votes = vote.new_zeros(len(z), classes)
-        votes = votes.scatter_add_(1, column[neighbours], vote)
-        share = votes / votes.sum(dim=1, keepdim=True)
-        with_prior = k * share + 1 / classes
-        return torch.log(with_prior / (k + 1))
-
-    def _distance(self, z: Tensor, stored: Tensor) -> Tensor:
-        """Return the distances (n, N), at least as large as rounding."""
         precision = torch.finfo(self.dtype)
         rounding = 16 * precision.eps
         if self.metric == "cosine":
@@ -247,8 +237,8 @@ class KNNHead(SamplesHead):
 
     def _merge(self, other: KNNHead) -> None:
         self._begin_tasks_of(other)
-        for samples in (other.samples, other.pending):
-            self.pending.extend(samples)
+        self.pending.extend(other.samples)
+        self.pending.extend(other.pending)
         self._solve()
         self.solved.fill_(False)
         self.under_way.fill_(False)
@@ -338,7 +328,7 @@ class LogisticHead(ReplayHead):
     ):
         super().__init__(in_features, dtype)
         check_positive("inverse_penalty", inverse_penalty)
-        check_count("max_iter", max_iter)
+        check_that(max_iter >= 1, "max_iter", max_iter, "at least 1")
         self.inverse_penalty = inverse_penalty
         self.max_iter = max_iter
 
@@ -395,8 +385,8 @@ class SGDHead(ReplayHead):
         super().__init__(in_features, dtype)
         check_positive("learning_rate", learning_rate)
         check_that(0 <= momentum < 1, "momentum", momentum, "at least 0 and below 1")
-        check_count("epochs", epochs)
-        check_count("batch_size", batch_size)
+        check_that(epochs >= 1, "epochs", epochs, "at least 1")
+        check_that(batch_size >= 1, "batch_size", batch_size, "at least 1")
         self.learning_rate = learning_rate
         self.momentum = momentum
         self.epochs = epochs

@@ -102,9 +102,9 @@ def learn(head: Head, tasks: Sequence[TrialTask], batch: int = 1000) -> Head:
     """
     for task in tasks:
         head.begin_task(task.classes, task.counts)
-        for start in range(0, len(task.y), batch):
-            rows = slice(start, start + batch)
-            head.observe(task.z[rows], task.y[rows])
+        batches = [torch.split(rows, batch) for rows in (task.z, task.y)]
+        for z, y in zip(*batches, strict=True):
+            head.observe(z, y)
         task.show_past(head)
         head.solve()
     return head

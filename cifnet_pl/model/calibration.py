@@ -26,8 +26,8 @@ from cifnet_pl.heads import Head
 from cifnet_pl.heads.probabilities import (
     CalibrationSamples,
     PredictionSets,
+    ReferenceScores,
     calibrate,
-    novelty_reference,
 )
 from cifnet_pl.model.metrics import Interval
 from cifnet_pl.statistics import Clusters, Evidence, group_evidence
@@ -514,7 +514,7 @@ class OpenSetPredictor:
                 " true"
             )
         if unknown is not None:
-            self.reference = novelty_reference(samples)
+            self.reference = ReferenceScores(samples.novelty(), samples.weights())
         if coverage is not None:
             self.sets = PredictionSets.of(samples, coverage)
 

@@ -30,7 +30,6 @@ from cifnet_pl.statistics.ridge import (
 )
 from cifnet_pl.statistics.ridge import solve_ridge as solve_ridge
 from cifnet_pl.statistics.ridge import whiten as whiten
-from cifnet_pl.statistics.ridge import whitened_rows as whitened_rows
 from cifnet_pl.statistics.ridge_system import RidgeFactor as RidgeFactor
 from cifnet_pl.statistics.ridge_system import RidgeSystem as RidgeSystem
 from cifnet_pl.statistics.sums import Sums as Sums

@@ -80,9 +80,9 @@ class ClassDistances:
         ridge = NOVELTY_RIDGE * within.diagonal().mean()
         if ridge <= smallest:  # every class is a single point
             ridge = NOVELTY_RIDGE * total.diagonal().mean()
-        self.ridge = torch.maximum(ridge, smallest)
-        self.within_factor = factorise(within, self.ridge)
-        self.total_factor = factorise(total, self.ridge)
+        ridge = torch.maximum(ridge, smallest)
+        self.within_factor = factorise(within, ridge)
+        self.total_factor = factorise(total, ridge)
 
     @cached_property
     def relative(self) -> Callable[[Tensor], Tensor]:
@@ -155,7 +155,9 @@ class ClassDistances:
         rows = whiten(factor, x - self.centre)
         whitened_means = whiten(factor, means)
         scattered = ScatteredRows(rows, whitened_means, columns, mass)
-        found = scattered.distances(groups, stretched)
-        nearest = found.square.min(dim=1).values
-        rows_left = total - found.left_out[:, 0]
-        return rows_left * nearest
+        distance = torch.empty_like(squares)
+        for found in scattered.distances(groups, stretched):
+            nearest = found.square.min(dim=2).values
+            rows_left = total - found.members.shape[1]
+            distance[found.members] = rows_left * nearest
+        return distance

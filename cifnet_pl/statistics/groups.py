@@ -19,7 +19,7 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from cifnet_pl.statistics.leaving_out import LeftOut, errors
+from cifnet_pl.statistics.leaving_out import LeftOut
 
 NEAR_DUPLICATE = 0.87
 """Mean cosine within a cluster from which on its images are near-duplicates.
@@ -46,18 +46,6 @@ to 3.6 on shelves in bursts, 1 where no image is predicted wrongly
 (``docs/studies/new_groups.md``)."""
 
 
-class _Tree(NamedTuple):
-    """The average linkage of the images of one class.
-
-    Attributes:
-        rows: (m,) positions of the images, in an order that depends on their embeddings alone.
-        linkage: (m − 1, 4) as scipy has it.
-    """
-
-    rows: np.ndarray
-    linkage: np.ndarray
-
-
 class Clusters:
     """The clusters of the images of each class, from single images to the whole class.
 
@@ -65,6 +53,10 @@ class Clusters:
         z: (n, d) embeddings.
         columns: (n,) int64 class of each.
         mean: (d,) of the embeddings of all classes; None if these are all.
+
+    Attributes:
+        trees: of each class the (m,) positions of its images, in an order that depends on their
+            embeddings alone, and their average linkage (m − 1, 4) as SciPy has it.
     """
 
     def __init__(self, z: Tensor, columns: Tensor, mean: Tensor | None = None):
@@ -88,7 +80,7 @@ class Clusters:
             if len(rows) > 1:
                 condensed = squareform(distance, checks=False)
                 tree = linkage(condensed, "average")
-            self.trees.append(_Tree(rows, tree))
+            self.trees.append((rows, tree))
 
     def within(self, distance: float) -> Tensor:
         """Return (n,) clusters made by merges up to a distance, 1 less the mean cosine."""
@@ -193,13 +185,13 @@ def group_evidence(
             fitted without the groups; NaN where nothing is known.
         counts: (n,) float64 number of images that each stands for.
     """
-    similar, at_random = sets
-    wrong = errors(left_out(similar), columns)
-    wrong_at_random = errors(left_out(at_random), columns)
-    _, cluster, sizes = torch.unique(similar, return_inverse=True, return_counts=True)
-    leaves_others = sizes[cluster] < columns.bincount()[columns]
-    known = wrong.isfinite() & wrong_at_random.isfinite() & leaves_others
+    _, cluster, sizes = torch.unique(sets[0], return_inverse=True, return_counts=True)
+    known = sizes[cluster] < columns.bincount()[columns]  # others of the class are left
+    wrong = []
+    for groups in sets:
+        scores = left_out(groups)
+        known = known & scores.isfinite().all(dim=1)
+        wrong.append((scores.argmax(dim=1) != columns).double())
     counts = counts[known]
-    expected = counts @ wrong[known]
-    expected_at_random = counts @ wrong_at_random[known]
-    return Evidence(float(expected), float(expected_at_random), float(counts.sum()))
+    without_similar, at_random = (float(counts @ each[known]) for each in wrong)
+    return Evidence(without_similar, at_random, float(counts.sum()))

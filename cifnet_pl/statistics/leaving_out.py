@@ -28,37 +28,6 @@ ROWS_PER_STEP = 1024
 """Rows whose groups are left out at a time; it bounds memory."""
 
 
-def errors(scores: Tensor, columns: Tensor) -> Tensor:
-    """Return (n,) 1 for an error, 0 for none, NaN where nothing is known.
-
-    Args:
-        scores: (n, C).
-        columns: (n,) true column of each.
-    """
-    wrong = (scores.argmax(dim=1) != columns).double()
-    unknown = ~scores.isfinite().all(dim=1)
-    return wrong.masked_fill(unknown, torch.nan)
-
-
-def equal_groups(groups: Tensor) -> Iterator[Tensor]:
-    """Yield the rows (g, k) int64 of groups of one size k, many groups at a time.
-
-    Args:
-        groups: (n,) int64 group of each row.
-    """
-    order = torch.argsort(groups, stable=True)
-    in_order = groups[order]
-    sizes = torch.unique_consecutive(in_order, return_counts=True)[1]
-    starts = sizes.cumsum(0) - sizes
-    for size in torch.unique(sizes).tolist():
-        of_size = sizes == size
-        first = starts[of_size]
-        offset = torch.arange(size, device=order.device)
-        positions = first[:, None] + offset
-        groups_per_step = max(1, ROWS_PER_STEP // size)
-        yield from torch.split(order[positions], groups_per_step)
-
-
 class GroupsLeftOut(NamedTuple):
     """Some groups of one size, and the systems that leaving them out takes.
 
@@ -82,7 +51,7 @@ class LearnedRows:
     """Learned rows of a design, with the hat matrix ``H = RRᵀ − MMᵀ``, to be left out in groups.
 
     Args:
-        rows: (n, p) float64 R, such as :func:`~cifnet_pl.statistics.whitened_rows`.
+        rows: (n, p) float64 R, such as :func:`~cifnet_pl.statistics.whiten` gives.
         between: (n, q) M; None for none.
         weight: (n,) ω of each row in the sums, 0 where it was never seen; None for ones.
 
@@ -103,25 +72,32 @@ class LearnedRows:
             self.root = weight.double().sqrt()[:, None]
 
     def leave_out(self, groups: Tensor) -> Iterator[GroupsLeftOut]:
-        """Yield all groups, those of equal size together.
+        """Yield all groups, many of one size at a time.
 
         Args:
             groups: (n,) int64 group of each row.
         """
-        for members in equal_groups(groups):
-            rows = self.rows[members]
-            hat = rows @ rows.mT
-            if self.between is not None:
-                between = self.between[members]
-                hat = hat - between @ between.mT
-            root = self.root[members]
-            weighted = root * hat * root.mT
-            identity = torch.eye(members.shape[1]).to(hat)
-            factor, failed = torch.linalg.cholesky_ex(identity - weighted)
-            pivots = factor.diagonal(dim1=1, dim2=2).square()
-            regular = (failed == 0) & (pivots.amin(dim=1) > ROUNDING)
-            singular = ~regular[:, None, None]
-            yield GroupsLeftOut(members, hat, root, factor, singular)
+        order = torch.argsort(groups, stable=True)
+        sizes = torch.unique_consecutive(groups[order], return_counts=True)[1]
+        starts = sizes.cumsum(0) - sizes
+        for size in torch.unique(sizes).tolist():
+            first = starts[sizes == size]
+            positions = first[:, None] + torch.arange(size, device=order.device)
+            groups_per_step = max(1, ROWS_PER_STEP // size)
+            for members in torch.split(order[positions], groups_per_step):
+                rows = self.rows[members]
+                hat = rows @ rows.mT
+                if self.between is not None:
+                    between = self.between[members]
+                    hat = hat - between @ between.mT
+                root = self.root[members]
+                weighted = root * hat * root.mT
+                identity = torch.eye(size).to(hat)
+                factor, failed = torch.linalg.cholesky_ex(identity - weighted)
+                pivots = factor.diagonal(dim1=1, dim2=2).square()
+                regular = (failed == 0) & (pivots.amin(dim=1) > ROUNDING)
+                singular = ~regular[:, None, None]
+                yield GroupsLeftOut(members, hat, root, factor, singular)
 
     def scores(self, scores: Tensor, targets: Tensor, groups: Tensor) -> Tensor:
         """Return the scores (n, C) of ridge regression for rows without their group.
@@ -152,19 +128,19 @@ class LearnedRows:
 
 
 class LeftOutDistances(NamedTuple):
-    """Distances of queries to the class means, without the groups of learned rows.
+    """Distances of queries to the class means, without some groups of one size of learned rows.
 
     Attributes:
-        square: (n, C) ``(q − μ_c)ᵀ(S + λI)⁻¹(q − μ_c)``; NaN where nothing is known.
-        length: (n, 1) ``qᵀ(S + λI)⁻¹q``.
-        remaining: (n, C) number of rows that each class has left.
-        left_out: (n, 1) number of rows that are left out with each, itself included.
+        members: (g, k) int64 rows of each group.
+        square: (g, k, C) ``(q − μ_c)ᵀ(S + λI)⁻¹(q − μ_c)``; NaN where nothing is known.
+        length: (g, k, 1) ``qᵀ(S + λI)⁻¹q``.
+        remaining: (g, 1, C) number of rows that each class has left.
     """
 
+    members: Tensor
     square: Tensor
     length: Tensor
     remaining: Tensor
-    left_out: Tensor
 
 
 class ScatteredRows(LearnedRows):
@@ -198,18 +174,14 @@ class ScatteredRows(LearnedRows):
 
     def distances(
         self, groups: Tensor, queries: Callable[[Tensor], Tensor]
-    ) -> LeftOutDistances:
-        """Return the distances of queries to the class means without each row's group.
+    ) -> Iterator[LeftOutDistances]:
+        """Yield the distances of queries to the class means without each row's group.
 
         Args:
             groups: (n,) int64 group of each row.
             queries: function from positions (g, k) of whole groups to the q (g, k, p) of their
                 rows.
         """
-        square = torch.empty_like(self.own)
-        remaining = torch.empty_like(self.own)
-        length = torch.empty_like(self.own[:, :1])
-        left_out = torch.empty_like(self.own[:, :1])
         for group in self.leave_out(groups):
             members = group.members
             own = self.own[members]
@@ -232,11 +204,8 @@ class ScatteredRows(LearnedRows):
             rest = self.mass - lost
             distance = query_square - 2 * inner + mean_square
             distance = distance + 1 / self.mass - 1 / rest
-            square[members] = distance.masked_fill(group.singular, torch.nan)
-            remaining[members] = rest.expand_as(distance)
-            length[members] = query_square
-            left_out[members] = float(size)
-        return LeftOutDistances(square, length, remaining, left_out)
+            square = distance.masked_fill(group.singular, torch.nan)
+            yield LeftOutDistances(members, square, query_square, rest)
 
     def _rows(self, members: Tensor) -> Tensor:
         """Return the rows x (g, k, p) at some positions (g, k)."""
@@ -255,7 +224,10 @@ class ScatteredRows(LearnedRows):
             mass: () number n of all rows.
             freedom: degrees of freedom df, which stay as they are.
         """
-        found = self.distances(groups, self._rows)
-        others = mass - found.left_out
-        excess = freedom / found.remaining
-        return (excess + others * (found.length - found.square)) / 2
+        scores = torch.empty_like(self.own)
+        for found in self.distances(groups, self._rows):
+            others = mass - found.members.shape[1]
+            excess = freedom / found.remaining
+            relative = found.length - found.square
+            scores[found.members] = (excess + others * relative) / 2
+        return scores

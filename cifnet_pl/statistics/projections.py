@@ -36,8 +36,7 @@ def draw_projection(width: int, in_features: int, seed: int) -> Tensor:
     Returns:
         (width, in_features) float64.
     """
-    generator = np.random.PCG64(seed)
-    bits = random_bits(generator, width, in_features)
+    bits = random_bits(np.random.PCG64(seed), width, in_features)
     values = bits * 2.0**-52 - 1
     uniform: Tensor = torch.from_numpy(values)
     return uniform / math.sqrt(in_features)
@@ -54,8 +53,7 @@ def draw_normal(width: int, in_features: int, seed: int) -> Tensor:
     Returns:
         (width, in_features) float64.
     """
-    generator = np.random.PCG64(seed)
-    bits = random_bits(generator, 2, width, in_features)
+    bits = random_bits(np.random.PCG64(seed), 2, width, in_features)
     radius, angle = (bits + 0.5) * 2.0**-53
     logarithm = np.log(radius)
     length = np.sqrt(-2 * logarithm)
@@ -66,8 +64,7 @@ def draw_normal(width: int, in_features: int, seed: int) -> Tensor:
 
 def draw_phases(width: int, seed: int) -> Tensor:
     """Draw phases (width,) float64, uniform in [0, 2π), independent of :func:`draw_normal`."""
-    generator = np.random.PCG64(seed).jumped()
-    bits = random_bits(generator, width)
+    bits = random_bits(np.random.PCG64(seed).jumped(), width)
     turns: Tensor = torch.from_numpy(bits * 2.0**-53)
     return turns * (2 * math.pi)
 

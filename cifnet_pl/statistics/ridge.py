@@ -104,27 +104,12 @@ def solve_ridge(gram: Tensor, moment: Tensor, penalty: Tensor) -> Tensor:
 
 
 def whiten(factor: Tensor, x: Tensor) -> Tensor:
-    """Return ``L⁻¹x`` for rows x (n, p), with a lower Cholesky factor L (p, p)."""
+    """Return ``L⁻¹x`` for rows x (n, p), with a lower Cholesky factor L (p, p).
+
+    With ``LLᵀ = A`` these are rows B with ``B Bᵀ = X A⁻¹Xᵀ``.
+    """
     whitened: Tensor = torch.linalg.solve_triangular(factor, x.T, upper=False)
     return whitened.T
-
-
-def whitened_rows(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
-    """Compute the rows B with ``B Bᵀ = X(gram + diag(penalty))⁻¹Xᵀ``.
-
-    Args:
-        gram: (p, p) Gram matrix of all learned samples.
-        penalty: (p,) or () ridge of each feature, 0 for one that is free.
-        x: (n, p) rows.
-
-    Returns:
-        (n, p) float64.
-
-    Raises:
-        CifnetError: ``gram + diag(penalty)`` is not positive definite.
-    """
-    factor = factorise(gram.double(), penalty.double())
-    return whiten(factor, x.double())
 
 
 def gcv_ridge(

@@ -40,6 +40,7 @@ class RidgeSystem:
         spread: (C + R, p) rows E.
         target_scale: (C,).
         target_mean: (C,).
+        target_length: (C,) ``scale_c √n_c``, by which a row of E gives the moment of a class.
     """
 
     def __init__(
@@ -63,13 +64,14 @@ class RidgeSystem:
             self.factors = torch.ones_like(self.mean)
             self.target_scale = torch.full_like(self.class_mass, 2 * limit)
             self.target_mean = limit * (2 * self.class_mass / self.mass - 1)
-            return
-        self.factors = self._penalty().rsqrt()
-        self.gram *= self.factors
-        self.gram *= self.factors[:, None]
-        self.spread = self.spread * self.factors
-        self.target_scale = (self.mass / self.class_mass).sqrt()
-        self.target_mean = torch.zeros_like(self.class_mass)
+        else:
+            self.factors = self._penalty().rsqrt()
+            self.gram *= self.factors
+            self.gram *= self.factors[:, None]
+            self.spread = self.spread * self.factors
+            self.target_scale = (self.mass / self.class_mass).sqrt()
+            self.target_mean = torch.zeros_like(self.class_mass)
+        self.target_length = self.target_scale * self.class_mass.sqrt()
 
     def _penalty(self) -> Tensor:
         """Return the penalty (p,) of each feature, relative to λ: ``D = ½(1 + diag(S)/mean)``."""
@@ -90,11 +92,6 @@ class RidgeSystem:
         squares = self.target_length.square() * (1 - share)
         tss = squares.sum().to(moment)
         return gcv_ridge(gram, moment, tss, self.samples, free=1)
-
-    @property
-    def target_length(self) -> Tensor:
-        """(C,) ``scale_c √n_c``, by which a row of E gives the moment of a class."""
-        return self.target_scale * self.class_mass.sqrt()
 
 
 class RidgeFactor:

@@ -20,10 +20,6 @@ Narrower blocks skip more, but are slower. A power of two is slower, too: its co
 the processor's cache."""
 
 
-PER_CLASS = ("class_sums", "counts", "class_grams")
-"""Buffers of :class:`Sums` with a row for each class; the last is None without ``per_class``."""
-
-
 def add_product_(packed: Tensor, left: Tensor, right: Tensor) -> None:
     """Add the symmetric ``leftᵀ right`` (p, p) to a packed matrix, in place, block by block.
 
@@ -32,12 +28,12 @@ def add_product_(packed: Tensor, left: Tensor, right: Tensor) -> None:
     transposed.
 
     Args:
-        packed: (rows, columns) of :func:`packed_shape`.
+        packed: p(p+1)/2 numbers: (p, (p+1)/2) for an odd width p, (p+1, p/2) for an even one.
         left, right: (n, p), in the dtype of ``packed``.
 
     Example:
         >>> rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-        >>> packed = torch.zeros(packed_shape(2))
+        >>> packed = torch.zeros(3, 1)
         >>> add_product_(packed, rows, rows)
         >>> unpack(packed, 2).equal(rows.T @ rows)
         True
@@ -68,23 +64,12 @@ def _add_triangle_(target: Tensor, left: Tensor, right: Tensor) -> None:
         target[start:stop, stop:].addmm_(own, right[:, stop:])
 
 
-def packed_shape(width: int) -> tuple[int, int]:
-    """Return the shape of a packed (``width``, ``width``) matrix: p(p+1)/2 numbers.
-
-    It is (p, (p+1)/2) for an odd width p, and (p+1, p/2) for an even one.
-    """
-    rows = width + 1 - width % 2
-    columns = (width + 1) // 2
-    return rows, columns
-
-
 def unpack(packed: Tensor, width: int) -> Tensor:
     """Return the symmetric matrix (``width``, ``width``) that was packed into (rows, columns)."""
-    rows, columns = packed_shape(width)
-    shift = rows - width
+    rows, columns = packed.shape
     rest = width - columns
     matrix = packed.new_empty(width, width)
-    matrix[:, :columns] = packed[shift:]
+    matrix[:, :columns] = packed[rows - width :]
     corner = packed[:rest, columns - rest :]
     matrix[columns:, columns:] = corner.T
     # What is above the diagonal is copied from below it.
@@ -139,10 +124,10 @@ class Sums(GrowingModule):
         gram: whether to keep the Gram matrix of all rows.
         per_class: whether to keep a Gram matrix of each class.
         dtype: of the sums.
-    """
 
-    packed_gram: Tensor
-    class_grams: Tensor
+    Attributes:
+        by_class: names of the buffers that have a row for each class.
+    """
 
     def __init__(
         self,
@@ -157,23 +142,18 @@ class Sums(GrowingModule):
         self.width = width
         self.has_gram = gram
         self.per_class = per_class
-        shape = packed_shape(width)
-        class_sums = torch.zeros(classes, width, dtype=dtype)
-        self.class_sums: Tensor = nn.Buffer(class_sums)
-        counts = torch.zeros(classes, dtype=torch.int64)
-        self.counts: Tensor = nn.Buffer(counts)
-        seen = torch.zeros((), dtype=torch.int64)
-        self.seen: Tensor = nn.Buffer(seen)
-        mass = torch.zeros((), dtype=dtype)
-        self.mass: Tensor = nn.Buffer(mass)
-        empty_gram = None
+        self.by_class = ["class_sums", "counts"]
+        shape = (width + 1 - width % 2, (width + 1) // 2)
+        self.class_sums: Tensor = nn.Buffer(torch.zeros(classes, width, dtype=dtype))
+        self.counts: Tensor = nn.Buffer(torch.zeros(classes, dtype=torch.int64))
+        self.seen: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
+        self.mass: Tensor = nn.Buffer(torch.zeros((), dtype=dtype))
         if gram:
-            empty_gram = torch.zeros(shape, dtype=dtype)
-        class_grams = None
+            self.packed_gram: Tensor = nn.Buffer(torch.zeros(shape, dtype=dtype))
         if per_class:
+            self.by_class.append("class_grams")
             class_grams = torch.zeros(classes, *shape, dtype=dtype)
-        self.register_buffer("packed_gram", empty_gram)
-        self.register_buffer("class_grams", class_grams)
+            self.class_grams: Tensor = nn.Buffer(class_grams)
 
     @property
     def gram(self) -> Tensor:
@@ -196,10 +176,14 @@ class Sums(GrowingModule):
 
     def empty(self, classes: int) -> Sums:
         """Return sums of the same kind over no rows of ``classes`` classes, on the same device."""
-        dtype = self.class_sums.dtype
-        kinds = {"gram": self.has_gram, "per_class": self.per_class}
-        device = self.class_sums.device
-        return Sums(self.width, classes, **kinds, dtype=dtype).to(device)
+        sums = Sums(
+            self.width,
+            classes,
+            gram=self.has_gram,
+            per_class=self.per_class,
+            dtype=self.mass.dtype,
+        )
+        return sums.to(self.mass.device)
 
     def of_class(self, column: int) -> Sums:
         """Return the sums over the rows of one class; only ``per_class`` and with ``gram``.
@@ -211,7 +195,7 @@ class Sums(GrowingModule):
             column: of the class.
         """
         sums = self.empty(0)
-        for name in PER_CLASS:
+        for name in self.by_class:
             setattr(sums, name, getattr(self, name)[[column]])
         sums.seen += sums.counts[0]
         sums.mass += sums.class_sums[0, 0]
@@ -222,19 +206,10 @@ class Sums(GrowingModule):
 
     def grow(self, classes: int) -> None:
         """Make room for ``classes`` more classes, at the end, with zero sums."""
-
-        def with_new(known: Tensor) -> Tensor:
-            new = known.new_zeros(classes, *known.shape[1:])
-            return torch.cat([known, new])
-
-        self._change_classes(with_new)
-
-    def _change_classes(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace every buffer that has a row for each class."""
-        for name in PER_CLASS:
+        for name in self.by_class:
             known = getattr(self, name)
-            if known is not None:
-                setattr(self, name, change(known))
+            new = known.new_zeros(classes, *known.shape[1:])
+            setattr(self, name, torch.cat([known, new]))
 
     def add(self, x: Tensor, index: Tensor, weight: Tensor) -> None:
         """Add rows.
@@ -273,11 +248,9 @@ class Sums(GrowingModule):
         device = self.class_sums.device
         if columns is None:
             columns = torch.arange(len(other.counts), device=device)
-        for name in PER_CLASS:
-            own = getattr(self, name)
-            if own is not None:
-                theirs = sign * getattr(other, name).to(device)
-                own.index_add_(0, columns, theirs)
+        for name in self.by_class:
+            theirs = getattr(other, name).to(device)
+            getattr(self, name).index_add_(0, columns, theirs, alpha=sign)
         self.add_rows_of(other, sign)
 
     def add_rows_of(self, other: Sums, sign: int = 1) -> None:
@@ -296,7 +269,8 @@ class Sums(GrowingModule):
 
     def keep(self, columns: Tensor) -> None:
         """Drop all classes but those in ``columns``; their rows stay in ``gram``, without class."""
-        self._change_classes(lambda known: known[columns])
+        for name in self.by_class:
+            setattr(self, name, getattr(self, name)[columns])
 
     def reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         """Sum over processes.

@@ -1,10 +1,13 @@
-"""Random streams for property tests, and ridge regression of them from the data matrix."""
+"""Random streams for property tests, and what is computed of them by definition."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import one_hot
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -14,9 +17,7 @@ LIMIT = np.log((1 - EPSILON) / EPSILON)
 
 
 class LiteralTask(NamedTuple):
-    """Classes, embeddings and labels in random order, and the buffer of the classes before: two
-    samples of each with a whole number as weight.
-    """
+    """Samples in random order, and a buffer: two of each class before, with whole weights."""
 
     classes: list[int]
     z: Array
@@ -69,9 +70,7 @@ def targets(classes: list[int], y: Ints) -> Array:
 def dense_ridge(
     z: Array, target: Array, ridge: float, omega: Array | None = None
 ) -> tuple[float, Array]:
-    """GCV score and weights (d+1, C) of a ridge, from the data matrix and its hat matrix; the score
-    is infinite for what is no candidate. ``omega`` (n,) are sample weights.
-    """
+    """GCV score, infinite for no candidate, and weights (d+1, C) of a ridge, by the hat matrix."""
     n = len(z)
     if omega is None:
         omega = np.ones(n)
@@ -89,6 +88,18 @@ def dense_ridge(
     slopes = inverse @ centred.T @ (omega[:, None] * (target - target_mean))
     bias = target_mean - mean @ slopes
     return score, np.concatenate([bias[None], slopes])
+
+
+def nll(scores: Tensor, y: Tensor, temperature: float, power: float = 1.0) -> float:
+    """By the definition: the odds p / (1 − p) of the largest probability become their power."""
+    spread = 1 / (len(y) + 2)
+    classes = scores.shape[1]
+    smoothed = one_hot(y, classes) * (1 - spread) + spread / classes
+    p = torch.softmax(scores / temperature, dim=1)
+    largest, first = p.max(dim=1, keepdim=True)
+    odds = (largest / (1 - largest)) ** power
+    p = (p / (1 - largest) / (1 + odds)).scatter(1, first, odds / (1 + odds))
+    return -(smoothed * p.log()).sum(1).mean().item()
 
 
 def distance(ours: Any, theirs: Any) -> float:

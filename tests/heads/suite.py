@@ -1,5 +1,4 @@
-"""What the shared head suite tests: every registered head, some with other arguments, and the
-streams that they learn.
+"""What the shared suite tests: every registered head, some with other arguments, and samples.
 
 A head that is imported in ``cifnet_pl/heads/__init__.py`` is tested with its default arguments; add
 a line to ``MAKERS`` for each other set of arguments that changes what it keeps or can do.
@@ -15,13 +14,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from cifnet_pl.heads import HEADS as REGISTERED
-from cifnet_pl.heads import (
-    ACILHead,
-    CIFNetHead,
-    DSALHead,
-    Head,
-    RidgeHead,
-)
+from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead
 from cifnet_pl.statistics import draw_projection
 from cifnet_pl.testing import Case
 
@@ -53,6 +46,12 @@ HEADS = [
 ]
 
 
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers in float64, the same for a seed."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=draw, dtype=torch.float64)
+
+
 def scans() -> tuple[Tensor, Tensor]:
     """(1797, 64) pixels of scikit-learn's digits, from 0 to 1, and the digits."""
     images, targets = load_digits(return_X_y=True)
@@ -60,9 +59,7 @@ def scans() -> tuple[Tensor, Tensor]:
 
 
 def teach(learner, z, y, weight=None, classes=None):
-    """Learn one task of all these samples and return the head; the labels rise unless ``classes``
-    are given.
-    """
+    """Learn one task of all these samples and return the head; labels rise unless given."""
     if classes is None:
         classes = torch.unique(y).tolist()
     learner.begin_task(classes, [int((y == label).sum()) for label in classes])

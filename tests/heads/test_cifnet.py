@@ -1,6 +1,4 @@
-"""CIFNetHead against the paper's equations word by word, and against golden vectors of the authors'
-released code.
-"""
+"""CIFNetHead against the paper's equations, and golden vectors of the authors' released code."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from tests.heads.literal import (
     streams,
     targets,
 )
-from tests.heads.suite import scans, teach
+from tests.heads.suite import normal, scans, teach
 
 Batch = tuple[Array, Ints]
 
@@ -104,8 +102,7 @@ def test_agrees_with_a_literal_svd_per_class_and_batch(
 @variants
 @given(tasks=streams(most_features=4, least_samples=8))
 def test_gcv_is_a_search_with_the_hat_matrix(tasks, update_past, weighting) -> None:
-    # More samples than features: else the hat matrix itself leaves only rounding (see
-    # tests/statistics for that case).
+    # More samples than features: else the hat matrix leaves only rounding (see tests/statistics).
     head = learn(tasks, ridge="gcv", update_past=update_past, weighting=weighting)
     for j, task in enumerate(tasks):
         seen = tasks[j:] if update_past else [task]
@@ -113,11 +110,11 @@ def test_gcv_is_a_search_with_the_hat_matrix(tasks, update_past, weighting) -> N
         z = np.concatenate([task.past_z, z])
         weight = np.concatenate([task.past_weight, np.ones(len(y))])
         y = np.concatenate([task.past_y, y])
-        # One ridge for a cohort; with the released slopes every class has a Gram matrix, and so a
-        # ridge, of its own.
-        groups = [[c] for c in task.classes]
-        if weighting == "derivative":
-            groups = [task.classes]
+        groups = [task.classes]
+        if (
+            weighting == "released"
+        ):  # every class has a Gram matrix, and so a ridge, of its own
+            groups = [[c] for c in task.classes]
         for group in groups:
             target = targets(group, y)
             if np.ptp(target, axis=0).max() == 0:
@@ -135,11 +132,8 @@ def test_gcv_is_a_search_with_the_hat_matrix(tasks, update_past, weighting) -> N
 
 @pytest.mark.parametrize("weighting", SLOPES)
 @pytest.mark.parametrize("count", [1, 30])
-def test_one_class_alone_scores_its_target_everywhere(
-    count: int, weighting: str
-) -> None:
-    draw = torch.Generator().manual_seed(count)
-    z = torch.randn(count, 50, generator=draw, dtype=torch.float64)
+def test_one_class_alone_scores_its_target_everywhere(count, weighting):
+    z = normal(count, 50, seed=count)
     y = torch.full((count,), 3)
     for ridge in (1e-6, "gcv"):
         head = teach(CIFNetHead(50, ridge=ridge, weighting=weighting), z, y)
@@ -148,9 +142,6 @@ def test_one_class_alone_scores_its_target_everywhere(
     # The bias is free, so nothing is left for the features to explain.
     assert head.weights()[1:].norm() < 1e-8
 
-
-# ---------------------------------------------------------------------- golden vectors of the
-# released code
 
 GOLDEN = np.load(Path(__file__).parents[1] / "data" / "cifnet_digits.npz")
 VARIANTS = {
@@ -162,9 +153,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_weights_and_accuracies_agree_with_the_golden_vectors(
-    variant: str,
-) -> None:
+def test_weights_and_accuracies_agree_with_the_golden_vectors(variant):
     # The released slopes (t(1 − t) is −5.7 and −11.6) make a normal matrix of condition 2·10⁸, at
     # which the file itself carries up to 1.34e-9 of rounding.
     tolerance = 1e-11 if variant.startswith("paper") else 1.4e-9
@@ -188,9 +177,8 @@ def test_weights_and_accuracies_agree_with_the_golden_vectors(
         head.solve()
         golden = GOLDEN[f"{variant}_W{k + 1}"]
         assert distance(head.weights(), golden) < tolerance
-        held_out = test[torch.isin(y[test], seen)]
-        predicted = head.predict(x[held_out])
-        accuracy = 100 * (predicted == y[held_out]).double().mean().item()
+        rows = test[torch.isin(y[test], seen)]
+        accuracy = 100 * (head.predict(x[rows]) == y[rows]).double().mean().item()
         assert accuracy == pytest.approx(GOLDEN[f"{variant}_acc"][k], abs=1e-9)
     triangles = 15 if head.weighting == "released" else 5  # of cohorts, of classes
     assert head.state_elements() == {

@@ -1,6 +1,4 @@
-"""Scores without a sample, temperatures, thresholds and sets of answers: against refits, and what
-they promise.
-"""
+"""Left-out scores against refits; temperatures, thresholds and sets by what they promise."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 from torchmetrics.classification import MulticlassCalibrationError
 
 from cifnet_pl.buffer import CalibrationBuffer
@@ -30,11 +28,11 @@ from cifnet_pl.heads.probabilities import (
     calibrate,
     check_buffer,
     fit_probabilities,
-    novelty_reference,
 )
 from cifnet_pl.statistics import RidgeFactor, to_probabilities
 from cifnet_pl.utilities.errors import UsageError
-from tests.heads.suite import scans, teach
+from tests.heads.literal import nll
+from tests.heads.suite import normal, scans, teach
 from tests.models import learn_digits
 
 D = 5
@@ -112,9 +110,7 @@ EXACT: dict[str, tuple[Callable[..., Head], float | str]] = {
 
 
 @pytest.mark.parametrize(("make", "ridge"), EXACT.values(), ids=EXACT)
-def test_samples_and_groups_left_out_as_refits_give(
-    make: Callable[..., Head], ridge: float | str
-) -> None:
+def test_samples_and_groups_left_out_as_refits_give(make, ridge):
     stream = Stream(0)
     head = stream.learn(make(D, ridge=ridge))
     used = ridge if ridge != "gcv" else head.ridge_used.item()
@@ -171,9 +167,7 @@ def test_a_group_without_which_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize("make", [CIFNetHead, partial(RidgeHead, **PRODUCTS)])
-def test_a_file_and_removed_classes_change_no_score_without_a_sample(
-    make: Callable[..., Head],
-) -> None:
+def test_a_file_and_removed_classes_change_no_score_without_a_sample(make):
     stream = Stream(3)
     head = stream.learn(make(D, ridge=0.3))
     z, y = stream.stored()
@@ -205,9 +199,7 @@ def test_a_sample_without_which_nothing_is_known() -> None:
 
 @pytest.mark.parametrize("make", [RidgeHead, CIFNetHead, ACILHead])
 @pytest.mark.parametrize("noise", [0.0, 1e-3])
-def test_images_that_are_nearly_alike_in_float32(
-    make: type[Head], noise: float
-) -> None:
+def test_images_that_are_nearly_alike_in_float32(make, noise):
     """Generalised cross-validation wants no ridge at all here; float32 sums have none to spare."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(4).repeat(20)
@@ -222,14 +214,10 @@ def test_images_that_are_nearly_alike_in_float32(
 
 def test_cifnet_with_gcv_leaves_out_as_ridge_regression_does() -> None:
     """In one task both have the same sums, and a free bias."""
-    stream = Stream(7)
-    z = torch.cat(list(stream.z.values()))
-    y = torch.cat([torch.full((len(rows),), c) for c, rows in stream.z.items()])
-    found, expected = (
-        teach(head, z, y).leave_one_out(*stream.stored())
-        for head in (CIFNetHead(D, ridge="gcv"), RidgeHead(D))
-    )
-    assert_as_refits(found, expected)
+    z, y = draw(5, seed=7)
+    cifnet = teach(CIFNetHead(WIDTH, ridge="gcv"), z, y)
+    ridge = teach(RidgeHead(WIDTH), z, y)
+    assert_as_refits(cifnet.leave_one_out(z, y), ridge.leave_one_out(z, y))
 
 
 def test_dsal_is_near() -> None:
@@ -243,21 +231,6 @@ def test_dsal_is_near() -> None:
     assert (result - wanted).norm() < 0.2 * (naive - wanted).norm()
 
 
-# ---------------------------------------------------------------------- the temperature
-
-
-def nll(scores: Tensor, y: Tensor, temperature: float, power: float = 1.0) -> float:
-    """By the definition: the odds p / (1 − p) of the largest probability become their power."""
-    spread = 1 / (len(y) + 2)
-    classes = scores.shape[1]
-    smoothed = one_hot(y, classes) * (1 - spread) + spread / classes
-    p = torch.softmax(scores / temperature, dim=1)
-    largest, first = p.max(dim=1, keepdim=True)
-    odds = (largest / (1 - largest)) ** power
-    p = (p / (1 - largest) / (1 + odds)).scatter(1, first, odds / (1 + odds))
-    return -(smoothed * p.log()).sum(1).mean().item()
-
-
 def fit_temperature(scores: Tensor, y: Tensor) -> tuple[float, float]:
     """Temperature and power."""
     fit = fit_probabilities([scores], y)
@@ -265,11 +238,9 @@ def fit_temperature(scores: Tensor, y: Tensor) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("temperature", "power"), [(0.4, 0.3), (2.0, 0.7)])
-def test_the_power_that_made_the_labels_is_found(
-    temperature: float, power: float
-) -> None:
-    draw = torch.Generator().manual_seed(0)
-    scores = 1.5 * torch.randn(4000, 6, generator=draw, dtype=torch.float64)
+def test_the_power_that_made_the_labels_is_found(temperature, power):
+    draw = torch.Generator().manual_seed(1)
+    scores = 1.5 * normal(4000, 6)
     p = to_probabilities(scores, torch.tensor(temperature), torch.tensor(power))
     y = torch.multinomial(p, 1, generator=draw).flatten()
     found = fit_temperature(scores, y)
@@ -327,9 +298,6 @@ def test_what_cannot_be_calibrated_is_refused(head, buffer, words) -> None:
         check_buffer(head, buffer, calibrates=True)
 
 
-# ---------------------------------------------------------------------- thresholds and sets of
-# answers
-
 CLASSES = 12
 WIDTH = 16
 FREQUENT = 3
@@ -340,13 +308,11 @@ def draw(each: int, seed: int) -> tuple[Tensor, Tensor]:
 
     There are ``each`` of most classes, and ten times as many of the ``FREQUENT`` ones.
     """
-    generator = torch.Generator().manual_seed(1)
-    centres = 2 + torch.randn(CLASSES, WIDTH, generator=generator, dtype=torch.float64)
+    centres = 2 + normal(CLASSES, WIDTH, seed=1)
     counts = torch.full((CLASSES,), each)
     counts[:FREQUENT] *= 10
     y = torch.arange(CLASSES).repeat_interleave(counts)
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(len(y), WIDTH, generator=generator, dtype=torch.float64)
+    noise = normal(len(y), WIDTH, seed=seed)
     return centres[y] + (0.4 + 0.08 * y.double())[:, None] * noise, y
 
 
@@ -354,9 +320,9 @@ def test_p_values_and_thresholds_by_counting() -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(0, 9, (30,), generator=generator).double()  # with ties
     weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.5
-    unknown = torch.tensor([torch.nan])
+    # One of which nothing is known.
     reference = ReferenceScores(
-        torch.cat([scores, unknown]), torch.cat([weights, weights[:1]])
+        pad(scores, (0, 1), value=torch.nan), pad(weights, (0, 1))
     )
     total = weights.sum() + weights.mean()  # with the new image
     for value in (-1.0, 0.0, 3.0, 3.5, 8.0, 9.0):
@@ -379,7 +345,8 @@ def test_promises_about_new_images_hold_where_few_samples_are_stored() -> None:
     rows = torch.cat([(y == c).nonzero().flatten()[:25] for c in range(CLASSES)])
     samples = CalibrationSamples(head, z[rows], y[rows])
     new, right = draw(600, seed=3)
-    called = novelty_reference(samples).p_values(head.novelty(new)) <= share
+    reference = ReferenceScores(samples.novelty(), samples.weights())
+    called = reference.p_values(head.novelty(new)) <= share
     sets = PredictionSets.of(samples, 1 - share)
     chosen = sets.of_probabilities(head.probabilities(new))
     missed = ~chosen.gather(1, right[:, None])

@@ -1,6 +1,4 @@
-"""Every head lives on another device as it does on the CPU: a simulated one, and a real one where
-there is one.
-"""
+"""Every head lives on another device, simulated and where there is one real, as on the CPU."""
 
 import copy
 from collections.abc import Iterator
@@ -15,18 +13,14 @@ from cifnet_pl.testing import QUERIES, TASKS, Case, difference
 from tests.heads.suite import HEADS
 from tests.simulated_device import simulated_device
 
-REAL = (
-    [str(torch.accelerator.current_accelerator())]
-    if torch.accelerator.is_available()
-    else []
-)
+REAL = torch.accelerator.current_accelerator(check_available=True)
 SAME = {"cifnet-locked", "cifnet-gcv", "ridge-auto", "ridge", "ranpac", "dsal", "acil"}
 """Heads that take no other way on a device than others do; nor do those of float32."""
 
 CASES = [c for c in HEADS if c.id not in SAME and not c.id.endswith("-float32")]
 
 
-@pytest.fixture(params=["simulated", *REAL])
+@pytest.fixture(params=filter(None, ["simulated", REAL]), ids=str)
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     if request.param != "simulated":
         yield torch.device(request.param)
@@ -39,10 +33,11 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 def sent(tasks: list[TrialTask], device: torch.device) -> list[TrialTask]:
     tensors = ("z", "y", "past_z", "past_y")
-    return [
-        replace(task, **{name: getattr(task, name).to(device) for name in tensors})
-        for task in tasks
-    ]
+    there = []
+    for task in tasks:
+        moved = {name: getattr(task, name).to(device) for name in tensors}
+        there.append(replace(task, **moved))
+    return there
 
 
 def assert_same_scores(there: Head, here: Head, case: Case) -> None:
@@ -54,12 +49,8 @@ def assert_same_scores(there: Head, here: Head, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_lives_where_it_was_moved_to_as_on_the_cpu(
-    case: Case, device: torch.device
-) -> None:
-    """Tasks, a file, an aborted task, what is reduced, other names, a removed class, and a merge of
-    sums that come from the CPU.
-    """
+def test_lives_where_it_was_moved_to_as_on_the_cpu(case, device):
+    """Tasks, a file, an aborted task, sums, names, a removed class, and a merge from the CPU."""
     here = case.learned()
     tasks = sent(TASKS, device)
     there = learn(case.make(WIDTH), TASKS[:1]).to(device)

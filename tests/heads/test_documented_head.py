@@ -4,8 +4,6 @@ import re
 import types
 from pathlib import Path
 
-import pytest
-
 from cifnet_pl import heads
 from cifnet_pl.__main__ import main
 from cifnet_pl.testing import check_head
@@ -14,9 +12,7 @@ from tests.command_line import DATA
 PAGE = Path(__file__).parents[2] / "docs/how_to/custom_head.md"
 
 
-def test_the_head_of_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_head_of_the_page(tmp_path, monkeypatch, capsys):
     page = PAGE.read_text(encoding="utf-8")
     code, line = re.findall(r"```python\n(.*?)```", page, re.S)
     (configuration,) = re.findall(r"```yaml\n(.*?)```", page, re.S)

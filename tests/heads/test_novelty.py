@@ -58,9 +58,7 @@ class Literal:
 
 
 def literal(head: Head, tasks: list[TrialTask], removed: int | None = None) -> Literal:
-    """All samples of a stream as this head weighs them; ``removed`` is a class that it no longer
-    knows.
-    """
+    """All samples of a stream as this head weighs them, without the class ``removed``."""
     z = torch.cat([task.z for task in tasks])
     y = torch.cat([task.y for task in tasks])
     groups = torch.unique(y, return_inverse=True)[1]
@@ -146,9 +144,8 @@ def test_a_removed_class_is_unknown_again(case: Case) -> None:
         assert_near(after, literal(head, never).of(rows(head, own)), case)
     elif not isinstance(head, ACILHead | SLDAHead):
         # Which keep no sum of what was removed.
-        assert_near(
-            after, literal(head, TASKS, removed=label).of(rows(head, own)), case
-        )
+        expected = literal(head, TASKS, removed=label).of(rows(head, own))
+        assert_near(after, expected, case)
 
 
 @telling

@@ -1,6 +1,4 @@
-"""Prototype heads against scikit-learn, and against what their papers compute, written out sample
-by sample.
-"""
+"""Prototype heads against scikit-learn, and what their papers compute, sample by sample."""
 
 import math
 from typing import Any
@@ -40,23 +38,15 @@ def learned(head: Head) -> Any:
     return teach_pairs(head, Z, Y)
 
 
-# ---------------------------------------------------------------------- nearest class mean
-
-
 def test_ncm_scores() -> None:
     means = torch.stack([Z[Y.eq(c)].mean(dim=0) for c in range(10)])
     euclidean = learned(NCMHead(64, metric="euclidean"))(REST)
-    assert torch.allclose(
-        euclidean, -(REST[:, None] - means).square().sum(dim=2), rtol=1e-12, atol=1e-12
-    )
+    expected = -(REST[:, None] - means).square().sum(dim=2)
+    assert torch.allclose(euclidean, expected, rtol=1e-12, atol=1e-12)
     head = learned(NCMHead(64))
     cosine = torch.cosine_similarity(REST[:, None], means, dim=2)
     assert torch.allclose(head(REST), cosine, rtol=1e-12)
     assert head.state_elements() == {"moments": 10 * 65}
-
-
-# ---------------------------------------------------------------------- linear discriminant
-# analysis
 
 
 @pytest.mark.parametrize("shrinkage", [0.05, 1.0])
@@ -92,9 +82,8 @@ def test_gcv_chooses_the_ridge_of_regression_on_the_same_sums() -> None:
     alpha = slda.shrinkage_used.item()
     scatter = slda.within_scatter()
     # α of S/n is the ridge λ of the sums.
-    assert alpha / (1 - alpha) * scatter.trace().item() / 64 == pytest.approx(
-        ridge.ridge_used.item(), rel=1e-9
-    )
+    of_sums = alpha / (1 - alpha) * scatter.trace().item() / 64
+    assert of_sums == pytest.approx(ridge.ridge_used.item(), rel=1e-9)
 
 
 def test_a_removed_class_leaves_only_its_scatter() -> None:
@@ -102,16 +91,13 @@ def test_a_removed_class_leaves_only_its_scatter() -> None:
     scatter = head.within_scatter()
     scores = head(REST)
     head.remove_classes([2, 9])
-    assert torch.allclose(
-        head.within_scatter(), scatter, rtol=0, atol=1e-9 * scatter.abs().max().item()
-    )
+    limit = 1e-9 * scatter.abs().max().item()
+    assert torch.allclose(head.within_scatter(), scatter, rtol=0, atol=limit)
     kept = [0, 1, 3, 4, 5, 6, 7, 8]
     assert torch.equal(head(REST), scores[:, kept])
     head.solve()
     assert torch.allclose(head(REST), scores[:, kept], rtol=1e-8, atol=1e-8)
 
-
-# ---------------------------------------------------------------------- RanPAC, KLDA and FeCAM
 
 D = 6
 TASKS = stream([[0], [1, 2], [3, 4, 5]])
@@ -152,14 +138,12 @@ def fecam_scores(shrinkage: float) -> Tensor:
         class_rows = x[c == LABELS].numpy()
         covariance = np.cov(class_rows, rowvar=False, bias=True)
         rest = covariance[~np.eye(D, dtype=bool)].mean()
-        shrunk = covariance + shrinkage * (
-            covariance.trace() / D * np.eye(D) + rest * (1 - np.eye(D))
-        )
+        prior = covariance.trace() / D * np.eye(D) + rest * (1 - np.eye(D))
+        shrunk = covariance + shrinkage * prior
         scale = np.sqrt(np.diag(shrunk))
         inverse = torch.from_numpy(np.linalg.pinv(shrunk / np.outer(scale, scale)))
-        away = normalize(q, dim=1) - normalize(
-            torch.from_numpy(class_rows.mean(axis=0))[None], dim=1
-        )
+        mean = torch.from_numpy(class_rows.mean(axis=0))
+        away = normalize(q, dim=1) - normalize(mean, dim=0)
         columns.append(-((away @ inverse) * away).sum(dim=1))
     return torch.stack(columns, dim=1)
 
@@ -167,8 +151,7 @@ def fecam_scores(shrinkage: float) -> Tensor:
 def test_fecam_is_the_mahalanobis_distance_of_each_class() -> None:
     for shrinkage in (0.5, 1.0):
         head = learn(FeCAMHead(D, shrinkage=shrinkage), TASKS)
-        assert torch.allclose(
-            head(QUERIES), fecam_scores(shrinkage), rtol=1e-5, atol=1e-6
-        )
+        expected = fecam_scores(shrinkage)
+        assert torch.allclose(head(QUERIES), expected, rtol=1e-5, atol=1e-6)
     assert head.state_elements() == {"factors": 6 * 7 * 8 // 2, "moments": 6 * 7}
     assert not math.isnan(head(torch.zeros(1, D)).sum().item())

@@ -1,6 +1,4 @@
-"""Heads that learn from samples as they are: the samples, nearest neighbours, logistic regression
-and SGD.
-"""
+"""Heads that learn from samples: the samples, nearest neighbours, logistic regression and SGD."""
 
 import numpy as np
 import pytest
@@ -13,13 +11,11 @@ from torch.nn.functional import nll_loss
 from cifnet_pl.heads import Head, KNNHead, LogisticHead, SGDHead
 from cifnet_pl.heads.samples import Samples
 from cifnet_pl.testing import assert_same_state, snapshot
-from tests.heads.suite import scans, teach, teach_pairs
+from tests.heads.suite import normal, scans, teach, teach_pairs
 
 (Z, REST), (Y, TRUE) = (part.split([1000, 797]) for part in scans())
 # Pixels have 17 values, so that distances are often equal; a little noise decides.
-NOISY = REST + 1e-3 * torch.randn(
-    REST.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-)
+NOISY = REST + 1e-3 * normal(*REST.shape)
 
 
 def test_sorting_forgets_order_and_batches() -> None:
@@ -44,9 +40,6 @@ def test_sorting_forgets_order_and_batches() -> None:
     assert torch.equal(y[distinct.y], renamed.y)
 
 
-# ---------------------------------------------------------------------- nearest neighbours
-
-
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 @pytest.mark.parametrize("neighbours", [1, 40])
 def test_votes_of_scikit_learn(metric: str, neighbours: int) -> None:
@@ -61,9 +54,6 @@ def test_votes_of_scikit_learn(metric: str, neighbours: int) -> None:
     assert torch.allclose(share, expected, rtol=1e-6, atol=1e-9)
     assert torch.allclose(head.probabilities(NOISY), head(NOISY).exp(), rtol=1e-12)
     assert torch.equal(head.predict(NOISY), expected.argmax(dim=1))
-
-
-# ---------------------------------------------------------------------- classifiers that are fitted
 
 
 def buffer(labels: list[int], per_class: int = 10) -> tuple[Tensor, Tensor]:
@@ -111,19 +101,17 @@ def test_logistic_never_predicts_a_class_that_the_fit_did_not_see() -> None:
 
 def test_sgd_approaches_the_minimum_of_the_cross_entropy() -> None:
     draw = torch.Generator().manual_seed(0)
-    z = torch.randn(600, 5, dtype=torch.float64, generator=draw)
-    truth = torch.randn(5, 3, dtype=torch.float64, generator=draw)
+    z = normal(600, 5)
+    truth = normal(5, 3, seed=1)
     y = torch.multinomial((z @ truth).softmax(dim=1), 1, generator=draw).flatten()
     weight = torch.where(y == 0, 4.0, 1.0).double()
     head = teach(SGDHead(5, epochs=50, learning_rate=0.05), z, y, weight)
     model = LogisticRegression(C=1e4, max_iter=5000)
     model.fit(z.numpy(), y.numpy(), weight.numpy())
+    theirs = torch.from_numpy(model.predict_log_proba(z.numpy()))
     least, loss = (
         float(weight @ nll_loss(log, y, reduction="none") / weight.sum())
-        for log in (
-            torch.from_numpy(model.predict_log_proba(z.numpy())),
-            head(z).log_softmax(dim=1),
-        )
+        for log in (theirs, head(z).log_softmax(dim=1))
     )
     assert 0.3 < least < 0.8
     assert least - 1e-6 <= loss < least + 0.005

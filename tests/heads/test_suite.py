@@ -1,6 +1,4 @@
-"""The one suite that every head passes: the public checks of ``cifnet_pl.testing``, and what only
-this package's own heads promise.
-"""
+"""What every head passes: the checks of ``cifnet_pl.testing``, and what our own heads promise."""
 
 from collections.abc import Callable
 

@@ -5,12 +5,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.statistics import (
-    Clusters,
-    Evidence,
-    group_evidence,
-    near_duplicates,
-)
+from cifnet_pl.statistics import Clusters, Evidence, group_evidence, near_duplicates
 from tests.heads.suite import teach
 
 
@@ -35,22 +30,15 @@ WIDTH = 24
 
 
 def images(spread: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Images of five classes of six days each, that differ by ``spread`` from what was there on
-    their day; the days.
-    """
+    """Images of classes of six days, ``spread`` away from what was there on their day; the days."""
     draw = torch.Generator().manual_seed(seed)
     y = torch.arange(CLASSES).repeat_interleave(DAYS * EACH)
     days = torch.arange(CLASSES * DAYS).repeat_interleave(EACH)
-    classes, scenes = (
-        torch.randn(count, WIDTH, generator=draw).double()
-        for count in (CLASSES, CLASSES * DAYS)
-    )
-    z = (
-        classes[y]
-        + 1.5 * scenes[days]
-        + spread * torch.randn(len(y), WIDTH, generator=draw).double()
-    )
-    return z, y, days
+    classes = torch.randn(CLASSES, WIDTH, generator=draw)
+    scenes = torch.randn(CLASSES * DAYS, WIDTH, generator=draw)
+    noise = torch.randn(len(y), WIDTH, generator=draw)
+    z = classes[y] + 1.5 * scenes[days] + spread * noise
+    return z.double(), y, days
 
 
 def evidence(z: Tensor, y: Tensor) -> Evidence:
@@ -74,9 +62,7 @@ def test_days_are_found_in_any_order() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_independent_images_are_left_alone(seed: int) -> None:
-    """As different from each other within a day as between days; and where each image is of a day
-    of its own.
-    """
+    """As different within a day as between days; and each image of a day of its own."""
     z, y, _ = images(spread=3.0, seed=seed)
     draw = torch.Generator().manual_seed(seed)
     classes = torch.randn(CLASSES, WIDTH, generator=draw).double()

@@ -13,6 +13,7 @@ from cifnet_pl.statistics import (
     solve_ridge,
 )
 from cifnet_pl.utilities.errors import CifnetError
+from tests.heads.suite import normal
 
 
 def test_what_is_not_positive_definite_is_refused() -> None:
@@ -32,11 +33,6 @@ def test_gcv_of_embeddings_that_are_all_alike() -> None:
     energy = target.square().sum()
     ridge = gcv_ridge_of_free_bias(tilde.T @ tilde, tilde.T @ target, energy, 10)
     assert ridge > 0
-
-
-def normal(n: int, width: int) -> Tensor:
-    draw = torch.Generator().manual_seed(0)
-    return torch.randn(n, width, generator=draw, dtype=torch.float64)
 
 
 def choose(z: Tensor, y: Tensor) -> float:
@@ -65,9 +61,7 @@ def test_few_easy_samples_have_half_as_many_degrees_of_freedom() -> None:
 @pytest.mark.parametrize("free", [1, 0])
 @pytest.mark.parametrize("seed", [25, 104, 108])
 def test_the_ridge_is_the_best_of_several_minima(seed: int, free: int) -> None:
-    """Of spectra over several decades, where GCV has more than one minimum, and of fewer samples
-    than features.
-    """
+    """Of spectra over several decades, with several minima, and of few samples."""
     draw = np.random.default_rng(seed)
     n, p, c = (int(draw.integers(*ends)) for ends in ((10, 200), (3, 60), (1, 6)))
     scale = 10.0 ** draw.uniform(-4, 1, p)
@@ -76,10 +70,8 @@ def test_the_ridge_is_the_best_of_several_minima(seed: int, free: int) -> None:
     y = (x / scale) @ weights + 10.0 ** draw.uniform(-1, 2) * draw.normal(size=(n, c))
     x -= free * x.mean(axis=0)
     y -= free * y.mean(axis=0)
-    gram, moment, tss = (
-        torch.tensor(sums) for sums in (x.T @ x, x.T @ y, np.square(y).sum())
-    )
-    ridge = gcv_ridge(gram, moment, tss, n, free)
+    sums = (x.T @ x, x.T @ y, np.square(y).sum())
+    ridge = gcv_ridge(*map(torch.tensor, sums), n, free)
     u, s, _ = np.linalg.svd(x, full_matrices=False)
     squares = np.square(u.T @ y).sum(axis=1)
     rest = np.square(y).sum() - squares.sum()
