@@ -219,7 +219,7 @@ def write_audit(target: Path, audited: AuditedImages, lines: Sequence[str]) -> N
         lines: of all of them, see :func:`summary_lines`.
     """
     from cifnet_pl.model.drawing import draw_confusion, png
-    from cifnet_pl.report.page import Section, audit_page, draw_learning_curve
+    from cifnet_pl.report.page import TEMPLATES, Section, draw_learning_curve
 
     result = audited.result
     evaluation = result.scored
@@ -243,8 +243,12 @@ def write_audit(target: Path, audited: AuditedImages, lines: Sequence[str]) -> N
         ambiguous = _image_section("Images in two classes", text, audited.ambiguous)
         sections.insert(0, ambiguous)
     tables = "All results are in images.csv, classes.csv and confusion.csv."
-    lead = [*(f"{line}." for line in lines), tables]
-    write_text(target / "audit.html", audit_page("Audit of images", lead, sections))
+    page = TEMPLATES.get_template("audit.html").render(
+        title="Audit of images",
+        lead=[*(f"{line}." for line in lines), tables],
+        sections=sections,
+    )
+    write_text(target / "audit.html", page)
 
 
 def images_csv(result: Audit) -> str:

@@ -225,18 +225,8 @@ def write_results(target: Path, evaluation: Evaluation, images: LabelledImages) 
     from cifnet_pl.model.drawing import draw_calibration, draw_confusion, png
 
     title = f"Accuracy {evaluation.accuracy:.1f} % on {evaluation.images} images"
-    write_json(target / "evaluation.json", _summary(evaluation))
-    write_class_tables(target, evaluation)
-    write_text(target / "images.csv", _images_csv(evaluation, images))
-    confusion = draw_confusion(evaluation.confusion, evaluation.class_names, title)
-    calibration = draw_calibration(evaluation.confidence, evaluation.correct, title)
-    write_bytes(target / "confusion.png", png(confusion))
-    write_bytes(target / "calibration.png", png(calibration))
-
-
-def _summary(evaluation: Evaluation) -> dict[str, Any]:
     bounds = evaluation.interval
-    return {
+    summary = {
         "images": evaluation.images,
         "classes": len(evaluation.class_scores()),
         "accuracy": evaluation.accuracy,
@@ -247,6 +237,13 @@ def _summary(evaluation: Evaluation) -> dict[str, Any]:
         "mean_confidence": 100 * float(evaluation.confidence.mean()),
         "ece": evaluation.ece,
     }
+    write_json(target / "evaluation.json", summary)
+    write_class_tables(target, evaluation)
+    write_text(target / "images.csv", _images_csv(evaluation, images))
+    confusion = draw_confusion(evaluation.confusion, evaluation.class_names, title)
+    calibration = draw_calibration(evaluation.confidence, evaluation.correct, title)
+    write_bytes(target / "confusion.png", png(confusion))
+    write_bytes(target / "calibration.png", png(calibration))
 
 
 def write_class_tables(

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ArgumentParser
 
-from cifnet_pl.cli.configs import find_config
 from cifnet_pl.utilities.errors import (
     CifnetError,
     UsageError,
@@ -21,7 +20,14 @@ from cifnet_pl.utilities.errors import (
     explained,
     unknown_name,
 )
-from cifnet_pl.utilities.files import RECOMMENDED, config_files, flatten, read_yaml
+from cifnet_pl.utilities.files import (
+    RECOMMENDED,
+    config_files,
+    expanded,
+    flatten,
+    read_yaml,
+)
+from cifnet_pl.utilities.names import DEFAULT_BACKBONE
 from cifnet_pl.utilities.plugins import (
     OWN,
     failure,
@@ -167,6 +173,21 @@ def own_error(error: Exception) -> Exception:
 # ---------------------------------------------------------------------- arguments of a run
 
 
+def find_config(word: str) -> Path:
+    """Return the file that is meant by a path or the name of a configuration of the package.
+
+    Raises:
+        UsageError: neither exists; lists the nearest names.
+    """
+    path = expanded(word)
+    files = config_files()
+    if path.is_file():
+        return path
+    if word in files:
+        return files[word]
+    raise unknown_name("configuration", word, files)
+
+
 def options_in(
     args: Sequence[str], others: Collection[str] = ()
 ) -> Iterator[tuple[str, str | None]]:
@@ -309,6 +330,28 @@ def _named_head(settings: Mapping[str, Any]) -> str:
     if head and head not in HEADS and not import_part("heads", head):
         raise unknown_name("head", head, [*HEADS, *offered("heads")])
     return head
+
+
+def choose_backbone(config: Any) -> None:
+    """Set the backbone to ``none:<width>`` if the data are embeddings; say which one is left out.
+
+    Args:
+        config: configuration of ``fit``; ``model.init_args.backbone`` is changed.
+
+    Raises:
+        UsageError: the file of embeddings is not given.
+        DataError: it cannot be read.
+    """
+    from cifnet_pl.data.sources.tables import embeddings_width
+
+    model = config.get("model.init_args") or {}
+    backbone = model.get("backbone")
+    if config.data.source != "embeddings" or backbone is None:
+        return
+    if backbone != DEFAULT_BACKBONE and backbone.partition(":")[0] != "none":
+        print_text(f"note: embeddings need no backbone, {backbone} is left out")
+    width = embeddings_width(config.data.root, config.data.options)
+    model["backbone"] = f"none:{width}"
 
 
 def yaml_value(name: str, text: str) -> Any:

@@ -117,8 +117,8 @@ def published_rows(setting: Mapping[str, Any]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------- methods run elsewhere
 
 
-def read_rows(path: Path) -> pd.DataFrame:
-    """Return the lines of a file of external results.
+def read_external(path: Path, settings: pd.DataFrame) -> list[dict[str, Any]]:
+    """Read the methods of a file of external results as rows of the settings they belong to.
 
     The file is CSV with the columns ``method, seed, task, A_k, seconds, kWh``: one line per task,
     tasks counted from 1, A_k in percent, seconds and kWh of that task alone. A line without a task
@@ -128,42 +128,31 @@ def read_rows(path: Path) -> pd.DataFrame:
 
     Args:
         path: the file.
+        settings: a row of a run for each setting of the report.
 
     Raises:
+        UsageError: a method that fits no setting or more than one.
         DataError: no CSV file, a missing column, a cell that is not a number, two lines for one
             task, or accuracies that are no percentages.
     """
-    place = ["method", "seed", *PLACE_COLUMNS]
+    named = ["method", "seed", *PLACE_COLUMNS]
     with explained(DataError, f"{path} is no table of external results"):
-        rows = pd.read_csv(path, dtype=str, skipinitialspace=True, encoding="utf-8-sig")
-        rows[[*COLUMNS]]  # a missing one is named
-        rows = rows.reindex(columns=[*place, *NUMBER_COLUMNS]).astype(object)
-        rows = rows.astype(dict.fromkeys(NUMBER_COLUMNS, float))
-    rows[place] = rows[place].fillna("")
-    for method in rows["method"][rows.duplicated([*place, "task"])]:
+        lines = pd.read_csv(
+            path, dtype=str, skipinitialspace=True, encoding="utf-8-sig"
+        )
+        lines[[*COLUMNS]]  # a missing one is named
+        lines = lines.reindex(columns=[*named, *NUMBER_COLUMNS]).astype(object)
+        lines = lines.astype(dict.fromkeys(NUMBER_COLUMNS, float))
+    lines[named] = lines[named].fillna("")
+    for method in lines["method"][lines.duplicated([*named, "task"])]:
         raise DataError(f"{path} has two lines for one task and seed of {method}")
-    highest = rows.groupby("method")["A_k"].max()
+    highest = lines.groupby("method")["A_k"].max()
     for method, accuracy in highest.items():
         if accuracy > 100 or 0 < accuracy <= 1:
             raise DataError(
                 f"{path}: the highest A_k of {method} is {accuracy:g}, expected percentages"
             )
-    return rows
-
-
-def read_external(path: Path, settings: pd.DataFrame) -> list[dict[str, Any]]:
-    """Read the methods of a CSV file as rows of the settings that they belong to.
-
-    Args:
-        path: the file, see :func:`read_rows`.
-        settings: a row of a run for each setting of the report.
-
-    Raises:
-        UsageError: a method that fits no setting or more than one.
-        DataError: the file is not as it should be.
-    """
     rows = []
-    lines = read_rows(path)
     for (method, *place), own in lines.groupby(["method", *PLACE_COLUMNS], sort=False):
         setting = _setting_for(f"{path}: {method}", place, own["task"].max(), settings)
         for seed, of_seed in own.groupby("seed", sort=False):

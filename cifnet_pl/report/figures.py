@@ -26,7 +26,6 @@ from cifnet_pl.report.tables import (
     FINAL,
     HEADINGS,
     file_name,
-    filled,
     kept_elements,
     memory_rows,
     number_text,
@@ -396,17 +395,17 @@ def all_pictures(results: Results) -> dict[str, list[Picture]]:
     Returns:
         Section of the report → its figures, which may be none.
     """
+    keys = results.other_keys()
     with matplotlib.rc_context(STYLE):
-        keys = results.other_keys()
-        return filled(
-            {
-                "Accuracy": trajectories(results),
-                "Efficiency": [time_bubbles(results, data) for data in results.data],
-                "Memory": [memory_points(results, name) for name in results.settings],
-                "Ablation": calibration_maps(results),
-                "Buffer": [value_curve(results, "buffer.capacity", "buffer_size")],
-                "Other settings": [
-                    value_curve(results, key, file_name("by", key)) for key in keys
-                ],
-            }
-        )
+        sections: dict[str, Sequence[Picture | None]] = {
+            "Accuracy": trajectories(results),
+            "Efficiency": [time_bubbles(results, data) for data in results.data],
+            "Memory": [memory_points(results, name) for name in results.settings],
+            "Ablation": calibration_maps(results),
+            "Buffer": [value_curve(results, "buffer.capacity", "buffer_size")],
+            "Other settings": [
+                value_curve(results, key, file_name("by", key)) for key in keys
+            ],
+        }
+    # Without those that could not be drawn.
+    return {name: list(filter(None, drawn)) for name, drawn in sections.items()}

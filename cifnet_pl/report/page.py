@@ -102,19 +102,6 @@ TEMPLATES.filters.update(
 )
 
 
-def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """Return the HTML page of an audit; all texts are escaped.
-
-    Args:
-        title: of the page.
-        lead: sentences at the top.
-        sections: parts of the page.
-    """
-    return TEMPLATES.get_template("audit.html").render(
-        title=title, lead=lead, sections=sections
-    )
-
-
 def draw_learning_curve(curve: Sequence[CurvePoint]) -> Figure:
     """Draw the leave-one-out accuracy over the number of images per class."""
     figure = Figure(figsize=(6.4, 3.8), dpi=120, layout="constrained")

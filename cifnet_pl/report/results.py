@@ -6,11 +6,11 @@ configuration is named by its method and by the settings in which it differs fro
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
+from statistics import mode
 from typing import Any
 
 import pandas as pd
@@ -504,14 +504,14 @@ def usual_settings(family: pd.DataFrame) -> dict[str, Any]:
     for config in family["config"]:
         for key, value in config.items():
             values.setdefault(key, []).append(value)
+    defaults = family["defaults"].iloc[0]
     usual = {}
     for key, found in values.items():
-        votes = Counter(map(repr, found))
-        most = max(votes.values())
-        usual[key] = next(value for value in found if votes[repr(value)] == most)
-        default = family["defaults"].iloc[0].get(key)
-        if votes[repr(default)] == most:
-            usual[key] = default
+        default = repr(defaults.get(key))
+        by_text = {repr(value): value for value in found}
+        # The mode is the first of the most frequent.
+        default_first = sorted(map(repr, found), key=default.__ne__)
+        usual[key] = by_text[mode(default_first)]
     return usual
 
 

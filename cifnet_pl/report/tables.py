@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,9 +47,6 @@ LATEX = {
     "–": "--", "→": r"$\to$", "…": r"\dots{}",
 }  # fmt: skip
 """Texts that LaTeX would not print as they are, once its special characters are escaped."""
-
-
-T = TypeVar("T")
 
 
 # ---------------------------------------------------------------------- a table and its formats
@@ -436,32 +433,22 @@ def all_tables(results: Results) -> dict[str, list[ReportTable]]:
     """
     settings = results.settings
     keys = results.other_keys()
-    return filled(
-        {
-            "Accuracy": [accuracy_table(results)],
-            "Efficiency": [efficiency_table(results, data) for data in results.data],
-            "Memory": [memory_table(results, setting) for setting in settings],
-            "Ablation": [ablation_table(results)],
-            "Buffer": [
-                value_table(results, "buffer.capacity", "buffer_size"),
-                value_table(results, "buffer.strategy", "sampling"),
-            ],
-            "Other settings": [
-                value_table(results, key, file_name(key)) for key in keys
-            ],
-            "All results": [results_table(results, setting) for setting in settings],
-            "Settings": [settings_table(results)],
-            "Runs": [runs_table(results)],
-        }
-    )
-
-
-def filled(sections: Mapping[str, Sequence[T | None]]) -> dict[str, list[T]]:
-    """Return sections of a report without what could not be made."""
-    found = {}
-    for name, parts in sections.items():
-        found[name] = [part for part in parts if part is not None]
-    return found
+    sections: dict[str, list[ReportTable | None]] = {
+        "Accuracy": [accuracy_table(results)],
+        "Efficiency": [efficiency_table(results, data) for data in results.data],
+        "Memory": [memory_table(results, setting) for setting in settings],
+        "Ablation": [ablation_table(results)],
+        "Buffer": [
+            value_table(results, "buffer.capacity", "buffer_size"),
+            value_table(results, "buffer.strategy", "sampling"),
+        ],
+        "Other settings": [value_table(results, key, file_name(key)) for key in keys],
+        "All results": [results_table(results, setting) for setting in settings],
+        "Settings": [settings_table(results)],
+        "Runs": [runs_table(results)],
+    }
+    # Without those that could not be made.
+    return {name: list(filter(None, tables)) for name, tables in sections.items()}
 
 
 def report_notes(results: Results) -> list[str]:

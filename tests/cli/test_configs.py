@@ -12,10 +12,15 @@ import yaml
 
 from cifnet_pl import CalibrationBuffer, CIFNetModule
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.configs import config_files, find_config
-from cifnet_pl.cli.parsing import METHOD_OPTIONS, with_clean_heads, with_recommended
+from cifnet_pl.cli.parsing import (
+    METHOD_OPTIONS,
+    find_config,
+    with_clean_heads,
+    with_recommended,
+)
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.files import config_files
 from tests.command_line import DATA, make_images, prepared
 
 # Those of paper and sweeps are sweeps; tests/iterative/test_configs.py runs those of iterative.
