@@ -257,10 +257,10 @@ def images_csv(result: Audit) -> str:
     images = result.images.sort_values(by, ascending=[False, True], kind="stable")
     for name in ("label_error", "near_duplicate"):
         images[name] = images[name].map({True: "true", False: "false"})
-    table = images[IMAGE_COLUMNS].copy()
-    verdict = table.columns.difference(["file", "class", "near_duplicate"])
-    table.loc[~images["judged"], verdict] = None
-    return str(table.to_csv(index=False, float_format="%.6g"))
+    verdict = images.columns.difference(["file", "class", "near_duplicate", "judged"])
+    images.loc[~images["judged"], verdict] = None
+    table = images.to_csv(columns=IMAGE_COLUMNS, index=False, float_format="%.6g")
+    return str(table)
 
 
 # ---------------------------------------------------------------------- sections of the page
@@ -291,7 +291,7 @@ def _label_error_section(result: Audit) -> Section:
 
 def _pair_section(result: Audit) -> Section:
     """Return the most confident confused images, and typical images of the predicted class."""
-    from cifnet_pl.report.page import ImageRow, Section
+    from cifnet_pl.report.page import Section
 
     images = result.images[result.images["judged"]]
     pairs = []
@@ -303,8 +303,8 @@ def _pair_section(result: Audit) -> Section:
         beside = typical.nlargest(LISTED_NAMES, "probability")
         title = f"typical images of {printable(pair.predicted)}"
         rows = [
-            ImageRow(confusion_line(pair), dict.fromkeys(shown["file"], "")),
-            ImageRow(title, dict.fromkeys(beside["file"], "")),
+            (confusion_line(pair), dict.fromkeys(shown["file"], "")),
+            (title, dict.fromkeys(beside["file"], "")),
         ]
         pairs.append(rows)
     return Section("Most confused classes", [] if pairs else ["None."], pairs=pairs)

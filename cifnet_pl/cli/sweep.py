@@ -359,15 +359,10 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
     """
     config = copy.deepcopy(base)
     seed = (options["seed"].model_extra or {}).get("seed_everything")
-    has_own = False
-    for option in options.values():
-        if option.config:
-            config |= _own_config(option._content, config, seed is not None)
-            has_own = True
-    labels = {}
+    with_own = [option for option in options.values() if option.config]
+    for option in with_own:
+        config |= _own_config(option._content, config, seed is not None)
     for axis, option in options.items():
-        if option.label:
-            labels[axis] = option.label
         values = option.model_dump(exclude={"label", "config"})
         if seed not in (None, values.get("seed_everything", seed)):
             raise UsageError(
@@ -382,9 +377,10 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
     for name, text in overrides:
         value = yaml_value(f"--{name}", text)
         path = plain(name)
-        is_kept = has_own and path in OWN_SETTINGS
+        is_kept = with_own and path in OWN_SETTINGS
         if is_kept or not put(config, path, value):
             ignored.append(name)
+    labels = {axis: option.label for axis, option in options.items() if option.label}
     return Point(config, labels, ignored)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,16 +152,12 @@ def _common_predictions(both: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def _cells(row: pd.Series) -> pd.Series:
     """Return the cells of a row as they are shown."""
-    return row.map(partial(_cell, is_percentage="%" in row["quantity"]))
-
-
-def _cell(value: Any, is_percentage: bool) -> str:
-    """Return a cell as it is shown."""
-    if pd.isna(value):
-        return "–"
-    if isinstance(value, float):
-        return number_text(value, is_percentage=is_percentage)
-    return str(value)
+    texts = row.map(str)
+    texts[row.isna()] = "–"
+    for name, value in row.dropna().items():
+        if isinstance(value, float):
+            texts[name] = number_text(value, is_percentage="%" in row["quantity"])
+    return texts
 
 
 # ---------------------------------------------------------------------- over seeds

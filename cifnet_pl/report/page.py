@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import jinja2
 import numpy as np
@@ -51,13 +50,6 @@ IMAGE_PIXELS = 136
 """Side of the images on the page."""
 
 
-class ImageRow(NamedTuple):
-    """A row of images of one class, each with the text below it, and its title."""
-
-    title: str
-    images: Mapping[Path, str]
-
-
 @dataclass
 class Section:
     """A part of the page: sentences, a figure, a table, pairs of rows of images, and images.
@@ -67,7 +59,7 @@ class Section:
         texts: sentences.
         figure: shown as large as it was drawn for; a large one is scrolled, not shrunk.
         header, rows: of the table.
-        pairs: rows of images of two classes.
+        pairs: rows of images of two classes, each with its title, and the text below each image.
         images: further images, each with the text below its name.
     """
 
@@ -76,7 +68,7 @@ class Section:
     figure: Figure | None = None
     header: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = ()
-    pairs: Sequence[Sequence[ImageRow]] = ()
+    pairs: Sequence[Sequence[tuple[str, Mapping[Path, str]]]] = ()
     images: Mapping[Path, str] = field(default_factory=dict)
 
 

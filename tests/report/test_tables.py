@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from cifnet_pl.report.page import TEMPLATES, ImageRow, Section
+from cifnet_pl.report.page import TEMPLATES, Section
 from cifnet_pl.report.results import read_results
 from cifnet_pl.report.tables import (
     ReportTable,
@@ -201,7 +201,7 @@ MARKUP = "<script>alert('1')</script> & \"x\""
 
 def test_whatever_images_and_classes_are_called_is_text() -> None:
     images = {Path("<script>alert('1')"): MARKUP}
-    side = ImageRow(MARKUP, images)
+    side = (MARKUP, images)
     table = {"header": (MARKUP,), "rows": [(MARKUP,)]}
     pairs = [(side, side)]
     figure = Figure(figsize=(21, 2), dpi=130)
