@@ -122,9 +122,7 @@ def _part_lines(model: Classifier) -> list[str]:
     ]
     if backbone.takes_images:
         lines.append(f"Images {model.image_size} px, embedded in {model.precision}")
-    stored = sum(
-        value.numel() * value.element_size() for value in model.tensors().values()
-    )
+    stored = sum(tensor.nbytes for tensor in model.tensors().values())
     lines.append(f"State {stored / 1e6:.2f} MB")
     return lines
 

@@ -1,6 +1,4 @@
-"""The table of sub-commands: every one has a function, and help needs neither torch nor Lightning;
-help of runs.
-"""
+"""The table of sub-commands: every one has a function, and help needs no torch; help of runs."""
 
 import inspect
 import io

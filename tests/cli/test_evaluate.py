@@ -102,9 +102,7 @@ def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys):
     assert_ends(run_cifnet("evaluate", **given), 2, "exists already", capsys)
 
 
-def test_held_out_images_and_classes_that_the_model_does_not_know(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_held_out_images_and_unknown_classes(made: Path, tmp_path: Path, capsys):
     make_images(tmp_path / "set" / "train", CLASSES, 3)
     make_images(tmp_path / "set" / "val", CLASSES, 6)
     code = run_cifnet("evaluate", model=made / "m", images=tmp_path / "set")

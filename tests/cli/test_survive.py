@@ -1,6 +1,4 @@
-"""Kills, rivals and full disks: nothing half-written is ever read as whole, and trying again gives
-the same result.
-"""
+"""Kills, rivals, full disks: nothing half-written is read; trying again gives the same result."""
 
 import os
 import signal

@@ -131,9 +131,7 @@ def test_variants_are_named_by_what_they_change(tmp_path: Path) -> None:
     assert results.other_keys() == ["head.ridge"]
 
 
-def test_two_buffers_beside_a_reference_without_any_are_told_apart(
-    tmp_path: Path,
-) -> None:
+def test_two_buffers_beside_a_reference_without_any(tmp_path: Path) -> None:
     runs = [{"buffer": {"capacity": c}, "classes": 2} for c in (100, 300)]
     runs += [{"buffer": None, "classes": c} for c in (2, 5, 10)]
     measured = results_of(tmp_path, *runs).measured
@@ -208,9 +206,7 @@ def trained(folder: Path, seed: int, **options: Any) -> None:
     say(run, head="FOSTERModule", **own)
 
 
-def test_seeds_of_a_trained_method_are_one_row_and_its_defaults_have_its_name(
-    tmp_path: Path,
-) -> None:
+def test_seeds_of_a_trained_method_are_one_row(tmp_path: Path) -> None:
     for seed in (1, 2):
         trained(tmp_path / f"half-s{seed}" / "version_0", seed, memory_rate=0.5)
         trained(tmp_path / f"plain-s{seed}" / "version_0", seed, memory_rate=None)

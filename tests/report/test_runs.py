@@ -36,9 +36,7 @@ DAMAGED = [
     ("config.yaml", "a: 1", " is damaged"),
     ("config.yaml", None, " is damaged"),
 ]
-"""A file of a run, what is in it instead, as a full disk or a failing one leaves it, and the
-sentence.
-"""
+"""A file of a run, what a full or failing disk leaves in it, and the sentence."""
 
 
 def test_damaged_runs_are_named_and_the_others_read(tmp_path):
