@@ -354,9 +354,7 @@ def recalibration_table(result: Recalibration) -> Table:
         "known_rejected": f"called unknown (promised {100 * UNKNOWN_SHARE:g} %), %",
     }
     before = result.before.figures()
-    after: Mapping[str, float | None] = {}
-    if result.after is not None:
-        after = result.after.figures()
+    after = {} if result.after is None else result.after.figures()
     rows = []
     for key, name in names.items():
         rows.append((name, number(before[key]), number(after.get(key))))

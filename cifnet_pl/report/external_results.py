@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
+from cifnet_pl.report.runs import Row, Settings
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, Settings] = {
     "no buffer": {"buffer": None},
     "no oversampling": {"buffer.oversample": False},
     "random": {"buffer.strategy": "random"},
@@ -42,7 +42,7 @@ SHARED_COLUMNS = (
 """Columns that a row shares with all rows of its setting."""
 
 
-def row_of(setting: Mapping[str, Any], method: str, origin: str) -> dict[str, Any]:
+def row_of(setting: Row, method: str, origin: str) -> Row:
     """Return the part of a row of results that says where it belongs.
 
     Args:
@@ -79,7 +79,7 @@ def published_numbers() -> pd.DataFrame:
     return numbers.astype({"value": float})
 
 
-def published_rows(setting: Mapping[str, Any]) -> list[dict[str, Any]]:
+def published_rows(setting: Row) -> list[Row]:
     """Return the paper's results of each method and variant in a setting, in the paper's order.
 
     There are none where only some of the data set's classes are learned, or where accuracies are
@@ -117,7 +117,7 @@ def published_rows(setting: Mapping[str, Any]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------- methods run elsewhere
 
 
-def read_external(path: Path, settings: pd.DataFrame) -> list[dict[str, Any]]:
+def read_external(path: Path, settings: pd.DataFrame) -> list[Row]:
     """Read the methods of a file of external results as rows of the settings they belong to.
 
     The file is CSV with the columns ``method, seed, task, A_k, seconds, kWh``: one line per task,
@@ -165,7 +165,7 @@ def read_external(path: Path, settings: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _setting_for(
     name: str, place: Sequence[str], n_tasks: float, settings: pd.DataFrame
-) -> pd.Series:
+) -> Row:
     """Return the one setting that a method's lines belong to.
 
     Raises:
@@ -181,7 +181,8 @@ def _setting_for(
         fits &= settings["n_tasks"] == n_tasks
     fitting = settings[fits]
     if len(fitting) == 1:
-        return fitting.iloc[0]
+        (row,) = fitting.to_dict("records")
+        return row
     known = settings["setting"] + settings["n_tasks"].map(" ({} tasks)".format)
     count = len(fitting) or "none"
     raise UsageError(
@@ -190,9 +191,7 @@ def _setting_for(
     )
 
 
-def _rows_of_seed(
-    shared: Mapping[str, Any], lines: pd.DataFrame
-) -> list[dict[str, Any]]:
+def _rows_of_seed(shared: Row, lines: pd.DataFrame) -> list[Row]:
     """Return the rows of one seed: a row for each task, which all know the whole run.
 
     The totals are those of the line without a task, else the sums over the tasks if all are known.

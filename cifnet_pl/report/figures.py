@@ -149,7 +149,7 @@ def trajectories(results: Results) -> list[Picture | None]:
         is_own = (compared["data"] == name) | (compared["setting"] == name)
         pictures.append(line_picture("trajectory", name, compared[is_own]))
     for family in results.families(*ABLATIONS):
-        measured = family[family["origin"] == "measured"]
+        measured = family.query("origin == 'measured'")
         rows = measured.assign(label=measured["variant"])
         pictures.append(line_picture("ablation_curves", family_title(family), rows))
     return pictures
@@ -234,7 +234,7 @@ def calibration_maps(results: Results) -> list[Picture]:
     """
     pictures = []
     for family in results.families("buffer"):
-        measured = last_rows(family[family["origin"] == "measured"])
+        measured = last_rows(family.query("origin == 'measured'"))
         has_buffer = measured["config"].map(lambda config: config["buffer"] is not None)
         maps = []
         for _, rows in measured.groupby(has_buffer):
@@ -363,7 +363,7 @@ def memory_points(results: Results, setting: str) -> Picture | None:
         setting: whose methods are drawn.
     """
     rows = memory_rows(results, setting)
-    if not (rows["origin"] == "measured").any():
+    if rows.query("origin == 'measured'").empty:
         return None
     kept = kept_elements(rows).set_index(line_names(rows))
     kept = kept[~kept.index.duplicated()]

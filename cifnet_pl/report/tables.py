@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +21,7 @@ from cifnet_pl.report.results import (
     last_rows,
     value_text,
 )
+from cifnet_pl.report.runs import Settings
 from cifnet_pl.utilities.files import rendered
 from cifnet_pl.utilities.text import printable
 
@@ -248,7 +248,7 @@ def accuracy_table(results: Results) -> ReportTable:
 def results_table(results: Results, setting: str) -> ReportTable:
     """Tabulate everything that was measured in one setting, but for the costs."""
     rows = results.table[results.table["setting"] == setting]
-    measured = rows[rows["origin"] != "published"]
+    measured = rows.query("origin != 'published'")
     columns = [*ACCURACIES, *results.columns("results")]
     stats = summarise(measured, ROW, columns)
     return table_of(file_name("results", setting), setting, stats)
@@ -382,7 +382,7 @@ def kept_elements(rows: pd.DataFrame) -> pd.DataFrame:
 def settings_table(results: Results) -> ReportTable:
     """Tabulate the reference configuration of each method in each setting."""
     compared = results.compared()
-    references = compared[compared["origin"] == "measured"]
+    references = compared.query("origin == 'measured'")
     rows = references.drop_duplicates(["setting", "label"])
     texts = rows[["setting", "label"]].rename(columns={"label": "method"})
     texts["reference configuration"] = rows["config"].map(config_text)
@@ -390,7 +390,7 @@ def settings_table(results: Results) -> ReportTable:
     return text_table("settings", title, texts)
 
 
-def config_text(config: Mapping[str, Any]) -> str:
+def config_text(config: Settings) -> str:
     """Return the settings of a method itself as text."""
     texts = []
     for key, value in sorted(config.items()):
@@ -401,8 +401,7 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 def runs_table(results: Results) -> ReportTable:
     """Tabulate every run that was used, with its folder and its machine."""
-    last = last_rows(results.table)
-    runs = last[last["origin"] != "published"]
+    runs = last_rows(results.table).query("origin != 'published'")
     accuracies = {column.run: column.header for column in ACCURACIES}
     columns = {
         "setting": "setting",
