@@ -293,7 +293,7 @@ def _pair_section(result: Audit) -> Section:
     """Return the most confident confused images, and typical images of the predicted class."""
     from cifnet_pl.report.page import Section
 
-    images = result.images[result.images["judged"]]
+    images = result.images.query("judged")
     pairs = []
     for pair in result.scored.confused_pairs()[:LISTED_NAMES]:
         predicted = images[images["predicted"] == pair.predicted]

@@ -72,8 +72,7 @@ def write_report(
         tables = {"Comparison": list(comparisons), **tables}
     pictures = all_pictures(results)
     parts = []
-    for section in dict.fromkeys([*tables, *pictures]):
-        own = tables.get(section, [])
+    for section, own in tables.items():
         for table in own:
             path = folder / "tables" / table.name
             write_text(path.with_suffix(".csv"), table.values.to_csv(index=False))

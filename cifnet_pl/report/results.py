@@ -201,7 +201,7 @@ class Results:
 def custom_columns(table: pd.DataFrame) -> list[Column]:
     """Return the columns of the custom metrics that some runs have measured."""
     prefix = custom_column("").run
-    names = [name for name in table.columns if str(name).startswith(prefix)]
+    names = table.filter(like=prefix)
     return [custom_column(name.removeprefix(prefix)) for name in names]
 
 

@@ -327,7 +327,7 @@ def efficiency_table(results: Results, data: str) -> ReportTable | None:
         data: one of ``results.data``.
     """
     rows = results.table[results.table["data"] == data]
-    rows = rows[rows["train_seconds"].notna() | rows["energy_kwh"].notna()]
+    rows = rows.dropna(how="all", subset=["train_seconds", "energy_kwh"])
     if rows.empty:
         return None
     rows = rows.assign(
@@ -453,11 +453,11 @@ def all_tables(results: Results) -> dict[str, list[ReportTable]]:
 def report_notes(results: Results) -> list[str]:
     """Return the notes that concern more than one table; they end the report."""
     measured = results.measured
-    orders = list(measured["class_order"])
+    orders = measured["class_order"]
     lines = rendered(
         NOTES,
-        one_order=len(set(orders)) == 1,
-        orders_are_seeds=orders == list(measured["seed"]),
+        one_order=orders.nunique() == 1,
+        orders_are_seeds=orders.equals(measured["seed"]),
         published=(results.table["origin"] == "published").any(),
         locked=measured["variant"].str.contains("locked").any(),
     )
