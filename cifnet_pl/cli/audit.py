@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cifnet_pl.data.samples import Source
     from cifnet_pl.model.audit import Audit, CurvePoint
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.report.page import Section
+    from cifnet_pl.report.page import Captions, Section
 
 IMAGE_COLUMNS = [
     "file",
@@ -67,7 +67,7 @@ class AuditedImages:
 
     result: Audit
     curve: list[CurvePoint]
-    ambiguous: Mapping[Path, str]
+    ambiguous: Captions
 
 
 def audit(
@@ -266,7 +266,7 @@ def images_csv(result: Audit) -> str:
 # ---------------------------------------------------------------------- sections of the page
 
 
-def _image_section(name: str, text: str, captions: Mapping[Path, str]) -> Section:
+def _image_section(name: str, text: str, captions: Captions) -> Section:
     """Return a section with the first images, each with its caption."""
     from cifnet_pl.report.page import Section
 

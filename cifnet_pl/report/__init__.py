@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 MARKDOWN = Path(__file__).parent / "templates" / "report.md"
 
-TITLE = "Class-incremental learning: results"
-
 
 def report(
     runs: Sequence[str | Path],
@@ -89,7 +87,7 @@ def write_report(
             parts.append({"name": section, "tables": own, "pictures": drawn})
     runs = number_of(len(results.measured), "run")
     content = {
-        "title": TITLE,
+        "title": "Class-incremental learning: results",
         "lead": f"{runs}. {'; '.join(results.settings)}.",
         "warnings": warnings(results),
         "parts": parts,

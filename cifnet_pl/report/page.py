@@ -50,6 +50,10 @@ IMAGE_PIXELS = 136
 """Side of the images on the page."""
 
 
+Captions = Mapping[Path, str]
+"""Images, each with the text below it."""
+
+
 @dataclass
 class Section:
     """A part of the page: sentences, a figure, a table, pairs of rows of images, and images.
@@ -59,8 +63,8 @@ class Section:
         texts: sentences.
         figure: shown as large as it was drawn for; a large one is scrolled, not shrunk.
         header, rows: of the table.
-        pairs: rows of images of two classes, each with its title, and the text below each image.
-        images: further images, each with the text below its name.
+        pairs: rows of images of two classes, each with its title.
+        images: further images.
     """
 
     name: str
@@ -68,8 +72,8 @@ class Section:
     figure: Figure | None = None
     header: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = ()
-    pairs: Sequence[Sequence[tuple[str, Mapping[Path, str]]]] = ()
-    images: Mapping[Path, str] = field(default_factory=dict)
+    pairs: Sequence[Sequence[tuple[str, Captions]]] = ()
+    images: Captions = field(default_factory=dict)
 
 
 def thumbnail(file: Path) -> str:

@@ -38,12 +38,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bundle(root / "m", learned)
     images = make_images(root / "images", [*CLASSES, "dog"], 16)
     # Of each class only the sixth was learned.
-    for name, gone in (
-        ("ant", range(5)),
-        ("bee", range(5)),
-        ("cat", [*range(5), *range(7, 16)]),
-    ):
-        for i in gone:
+    gone = {"ant": range(5), "bee": range(5), "cat": [*range(5), *range(7, 16)]}
+    for name, numbers in gone.items():
+        for i in numbers:
             (images / name / f"{i}.png").unlink()
     for i in (14, 15):
         (images / "ant" / f"{i}.png").rename(images / "bee" / f"wrong {i}.png")
@@ -135,9 +132,8 @@ def shifted(tmp_path_factory):
 
 
 def recalibrate(root, *options):
-    return run_cifnet(
-        "evaluate", *options, model=root / "m", images=root / "new", recalibrate=True
-    )
+    given = {"model": root / "m", "images": root / "new"}
+    return run_cifnet("evaluate", "--recalibrate", *options, **given)
 
 
 def test_what_is_stored_and_shown(shifted, tmp_path, capsys):

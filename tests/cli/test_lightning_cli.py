@@ -165,10 +165,8 @@ class TestConfig:
         saved = [yaml.safe_load((f / "config.yaml").read_text()) for f in (run, again)]
         assert saved[0] | {"logs": str(tmp_path)} == saved[1]
 
-    def test_seed_of_the_run_is_that_of_the_buffer_unless_it_is_given(
-        self, run, summary, tmp_path
-    ):
-        """Also where the configuration of a run is run again with another seed."""
+    def test_seed_of_the_run_is_that_of_the_buffer(self, run, summary, tmp_path):
+        """Unless it is given, and where a run's configuration is run again with another seed."""
         assert summary["buffer_settings"]["seed"] == 3
         file = run / "config.yaml"
         for words, seed in (([], 4), (["--model.buffer.seed", "0"], 0), ([], 0)):

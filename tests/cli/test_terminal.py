@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image
 
 from cifnet_pl.__main__ import main
-from tests.command_line import FAST, call_in_turn, command, environment, make_images
+from tests.command_line import FAST, call_in_turn, environment, make_images
 from tests.terminal import seen_at_a_terminal
 
 CHANGES_THE_ERROR = """
@@ -59,35 +60,27 @@ def test_no_character_ends_a_run(tmp_path: Path):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("when", ["starting", "importing", "learning"])
-def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str):
+@pytest.mark.parametrize(
+    ("when", "sign"),
+    [("starting", "begun"), ("importing", "importing"), ("learning", "solving")],
+)
+def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str, sign: str):
     """While importing as well, where compiled modules make an error of the interrupt."""
     # A shell that starts programs in the background has them ignore the signal.
     slow = "import signal, time, torch; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     slow += "def wait(*a, **k):\n    print('solving', flush=True); time.sleep(60)\n"
-    slow += (
-        "torch.linalg.cholesky_ex = wait\n"
-        if when == "learning"
-        else SAYS_WHEN_MAIN_HAS_BEGUN
-    )
+    if when == "learning":
+        slow += "torch.linalg.cholesky_ex = wait\n"
+    else:
+        slow += SAYS_WHEN_MAIN_HAS_BEGUN
     if when == "importing":
         (tmp_path / "lightning.py").write_text(CHANGES_THE_ERROR)
         slow = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + slow
     args = ["fit", *FAST, "--logs", str(tmp_path)]
-    code = (
-        slow
-        + f"import sys; from cifnet_pl.__main__ import main; sys.exit(main({args!r}))"
-    )
-    with subprocess.Popen(
-        [*command()[:1], "-c", code],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        sign = {"starting": "begun", "importing": "importing", "learning": "solving"}[
-            when
-        ]
+    slow += f"import sys; from cifnet_pl.__main__ import main; sys.exit(main({args!r}))"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    words = [sys.executable, "-c", slow]
+    with subprocess.Popen(words, env=environment(), **pipes) as process:
         while sign not in process.stdout.readline():
             assert process.poll() is None
         time.sleep(0.3)  # at the start, somewhere in the imports

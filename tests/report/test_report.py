@@ -178,7 +178,8 @@ def test_an_earlier_report_is_replaced_only_if_asked(tmp_path, capsys, monkeypat
     write_run(home / "e" / "version_0", tasks=1, kwh=None)
     (home / "README.md").write_text("about the runs")
     words = ["report", "~/e", "~/README.md", "--output=~/out"]
-    assert_ends(main(words), 0, f"Left out: {home / 'README.md'}", capsys)
+    left_out = f"Left out: {home / 'README.md'} is a file, not a folder of runs"
+    assert_ends(main(words), 0, left_out, capsys)
     assert os.listdir(tmp_path) == ["home"]
     written = content(home / "out")
     assert {Path(name).suffix for name in written} >= {".svg", ".png", ".csv", ".html"}
