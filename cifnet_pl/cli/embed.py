@@ -75,7 +75,8 @@ def embed(
             raise DataError(f"no image of {printable(images)} can be read ({count})")
         columns = {"embeddings": z.numpy()}
         columns |= image_columns(images, [file for file in files if file is not None])
-        write: Callable[[IO[bytes]], object] = partial(np.savez, **columns)
+        write: Callable[[IO[bytes]], object]
+        write = partial(np.savez, **columns)  # type: ignore[arg-type]  # no column is a bool
         if target.suffix == ".parquet":
             import pandas as pd
 

@@ -181,7 +181,7 @@ def _setting_for(
         fits &= settings["n_tasks"] == n_tasks
     fitting = settings[fits]
     if len(fitting) == 1:
-        (row,) = fitting.to_dict("records")
+        row: Row = fitting.iloc[0].to_dict()
         return row
     known = settings["setting"] + settings["n_tasks"].map(" ({} tasks)".format)
     count = len(fitting) or "none"
