@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -295,41 +295,28 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
         UsageError: an unknown head or configuration, with the nearest names; a configuration file
             that is not YAML; an option without a value.
     """
+    from cifnet_pl.heads import HEADS
+
     words: list[str] = []
     heads = {0: DEFAULT_HEAD}  # number of words until a head is named → its name
     for word, settings in settings_in(args):
         words.append(word)
-        if head := _named_head(settings):
+        # Custom classes are imported here, as jsonargparse hides why one cannot be.
+        method = str(settings.get("model") or OWN)
+        is_own = method.partition(".")[0] == OWN
+        if not is_own and not Path(method).is_file():
+            import_part("methods", method)
+        own = r"cifnet_pl\.heads\.(\w+\.)?"
+        head = re.sub(own, "", str(settings.get("model.head") or ""))
+        if head and head not in HEADS and not import_part("heads", head):
+            raise unknown_name("head", head, [*HEADS, *offered("heads")])
+        if head:
             heads[len(words)] = head
     *_, last = heads.values()
     for position, head in reversed(heads.items()):
         if head != last:
             words[position:position] = ["--model.head=null", f"--model.head={last}"]
     return words
-
-
-def _named_head(settings: Mapping[str, Any]) -> str:
-    """Return the head that settings name, or ""; import it, and the method, if they are custom.
-
-    jsonargparse hides why a class cannot be imported.
-
-    Args:
-        settings: by their plain names.
-
-    Raises:
-        UsageError: a head without a module that is not known.
-    """
-    method = str(settings.get("model") or OWN)
-    is_own = method.partition(".")[0] == OWN
-    if not is_own and not Path(method).is_file():
-        import_part("methods", method)
-    own = r"cifnet_pl\.heads\.(\w+\.)?"
-    head = re.sub(own, "", str(settings.get("model.head") or ""))
-    from cifnet_pl.heads import HEADS
-
-    if head and head not in HEADS and not import_part("heads", head):
-        raise unknown_name("head", head, [*HEADS, *offered("heads")])
-    return head
 
 
 def choose_backbone(config: Any) -> None:
