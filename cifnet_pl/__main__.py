@@ -93,14 +93,18 @@ def _run(words: list[str]) -> None:
     elif words[0] not in commands.TRAINER_COMMANDS:
         known = [*commands.TRAINER_COMMANDS, *commands.COMMANDS]
         raise unknown_name("sub-command", words[0], known)
-    elif commands.topic_of(words[1:]) == "":
-        print(commands.usual_help(words[0]))
     else:
+        topic = "all"
+        if not commands.HELP.isdisjoint(words):
+            topic = commands.topic_of(words[1:])
+        if not topic:
+            print(commands.usual_help(words[0]))
+            return
         from cifnet_pl.cli.lightning_cli import run  # Lightning takes seconds to import
 
         quieten_lightning()
         with _signals_ending_lightning():
-            run(words)
+            run(words, topic)
 
 
 @contextmanager

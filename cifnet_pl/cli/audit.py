@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cifnet_pl.data.samples import Source
     from cifnet_pl.model.audit import Audit, CurvePoint
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.report.page import Section
+    from cifnet_pl.report.page import Captions, Section
 
 IMAGE_COLUMNS = [
     "file",
@@ -67,7 +67,7 @@ class AuditedImages:
 
     result: Audit
     curve: list[CurvePoint]
-    ambiguous: Mapping[Path, str]
+    ambiguous: Captions
 
 
 def audit(
@@ -219,7 +219,7 @@ def write_audit(target: Path, audited: AuditedImages, lines: Sequence[str]) -> N
         lines: of all of them, see :func:`summary_lines`.
     """
     from cifnet_pl.model.drawing import draw_confusion, png
-    from cifnet_pl.report.page import Section, audit_page, draw_learning_curve
+    from cifnet_pl.report.page import TEMPLATES, Section, draw_learning_curve
 
     result = audited.result
     evaluation = result.scored
@@ -243,8 +243,12 @@ def write_audit(target: Path, audited: AuditedImages, lines: Sequence[str]) -> N
         ambiguous = _image_section("Images in two classes", text, audited.ambiguous)
         sections.insert(0, ambiguous)
     tables = "All results are in images.csv, classes.csv and confusion.csv."
-    lead = [*(f"{line}." for line in lines), tables]
-    write_text(target / "audit.html", audit_page("Audit of images", lead, sections))
+    page = TEMPLATES.get_template("audit.html").render(
+        title="Audit of images",
+        lead=[*(f"{line}." for line in lines), tables],
+        sections=sections,
+    )
+    write_text(target / "audit.html", page)
 
 
 def images_csv(result: Audit) -> str:
@@ -253,16 +257,16 @@ def images_csv(result: Audit) -> str:
     images = result.images.sort_values(by, ascending=[False, True], kind="stable")
     for name in ("label_error", "near_duplicate"):
         images[name] = images[name].map({True: "true", False: "false"})
-    table = images[IMAGE_COLUMNS].copy()
-    verdict = table.columns.difference(["file", "class", "near_duplicate"])
-    table.loc[~images["judged"], verdict] = None
-    return str(table.to_csv(index=False, float_format="%.6g"))
+    verdict = images.columns.difference(["file", "class", "near_duplicate", "judged"])
+    images.loc[~images["judged"], verdict] = None
+    table = images.to_csv(columns=IMAGE_COLUMNS, index=False, float_format="%.6g")
+    return str(table)
 
 
 # ---------------------------------------------------------------------- sections of the page
 
 
-def _image_section(name: str, text: str, captions: Mapping[Path, str]) -> Section:
+def _image_section(name: str, text: str, captions: Captions) -> Section:
     """Return a section with the first images, each with its caption."""
     from cifnet_pl.report.page import Section
 
@@ -287,9 +291,9 @@ def _label_error_section(result: Audit) -> Section:
 
 def _pair_section(result: Audit) -> Section:
     """Return the most confident confused images, and typical images of the predicted class."""
-    from cifnet_pl.report.page import ImageRow, Section
+    from cifnet_pl.report.page import Section
 
-    images = result.images[result.images["judged"]]
+    images = result.images.query("judged")
     pairs = []
     for pair in result.scored.confused_pairs()[:LISTED_NAMES]:
         predicted = images[images["predicted"] == pair.predicted]
@@ -299,8 +303,8 @@ def _pair_section(result: Audit) -> Section:
         beside = typical.nlargest(LISTED_NAMES, "probability")
         title = f"typical images of {printable(pair.predicted)}"
         rows = [
-            ImageRow(confusion_line(pair), dict.fromkeys(shown["file"], "")),
-            ImageRow(title, dict.fromkeys(beside["file"], "")),
+            (confusion_line(pair), dict.fromkeys(shown["file"], "")),
+            (title, dict.fromkeys(beside["file"], "")),
         ]
         pairs.append(rows)
     return Section("Most confused classes", [] if pairs else ["None."], pairs=pairs)

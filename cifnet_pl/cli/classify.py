@@ -6,7 +6,8 @@ import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ from cifnet_pl.cli.outputs import (
     warn,
     writing,
 )
-from cifnet_pl.images.files import PassedOver
-from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.images.files import PassedOver, find_images
+from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 from cifnet_pl.utilities.files import (
     csv_line,
     expanded,
@@ -96,8 +97,7 @@ def classify(
     from cifnet_pl.backbones.engines import check_precision
     from cifnet_pl.model.store import load
 
-    if top < 1:
-        raise UsageError(f"--top is {top}, expected at least 1")
+    check_that(top >= 1, "--top", top, "at least 1")
     if precision is not None:
         check_precision(precision)
     target = None if output == "-" else expanded(output)
@@ -128,58 +128,43 @@ def classify(
         print_text(note, sys.stderr)
 
 
+@dataclass
 class ClassificationTable:
     """The rows of one classification, written as they are made.
 
-    Args:
+    Attributes:
         model: that classifies.
         images: images, folders, archives or patterns.
         top: number of classes per image.
         unknown: share of images of known classes that may be called unknown; None for no such
             columns.
         coverage: of the prediction sets; None for no such column.
-
-    Attributes:
         classified: number of images so far.
         unreadable: number of images that cannot be read.
         unknown_count: number of images called unknown.
         set_sizes: sum of the sizes of the prediction sets.
         passed_over: files that were skipped although they may be images.
         gallery: predictions that were drawn at random.
-
-    Raises:
-        UsageError: a share outside (0, 1), or a model without calibration samples.
-        UnsupportedError: the head cannot tell unknown images or make prediction sets.
     """
 
-    def __init__(
-        self,
-        model: Classifier,
-        images: Sequence[str],
-        top: int,
-        unknown: float | None,
-        coverage: float | None,
-    ):
-        self.model = model
-        self.images = images
-        self.top = min(top, len(model.class_names))
-        self.unknown = unknown
-        self.coverage = coverage
-        self.classified = 0
-        self.unreadable = 0
-        self.unknown_count = 0
-        self.set_sizes = 0
-        self.passed_over = PassedOver()
-        self.gallery: list[Prediction] = []
-        self._random = random.Random(0)
-        self._judged: dict[str, Any] = {"unknown": unknown, "coverage": coverage}
-        # Refused before the work begins.
-        self._warning = model.open_set_predictor(**self._judged).warning
+    model: Classifier
+    images: Sequence[str]
+    top: int
+    unknown: float | None
+    coverage: float | None
+    classified: int = 0
+    unreadable: int = 0
+    unknown_count: int = 0
+    set_sizes: int = 0
+    passed_over: PassedOver = field(default_factory=PassedOver)
+    gallery: list[Prediction] = field(default_factory=list)
 
     def write(self, file: IO[bytes]) -> None:
         """Classify all images, and write the table.
 
         Raises:
+            UsageError: a share outside (0, 1), or a model without calibration samples.
+            UnsupportedError: the head cannot tell unknown images or make prediction sets.
             DataError: no image can be read.
         """
         for prediction in self._predictions():
@@ -197,7 +182,7 @@ class ClassificationTable:
         """Return the cells of a row, by the names of the columns."""
         cells = {"file": str(prediction.file)}
         ranked = zip(prediction.classes, prediction.probabilities, strict=True)
-        for rank, (name, probability) in enumerate(islice(ranked, self.top), 1):
+        for rank, (name, probability) in enumerate(ranked, 1):
             ending = f"_{rank}" if rank > 1 else ""
             cells[f"class{ending}"] = name
             cells[f"probability{ending}"] = f"{probability:.6f}"
@@ -210,16 +195,21 @@ class ClassificationTable:
         return cells
 
     def _predictions(self) -> Iterator[Prediction]:
-        """Yield the predictions of readable images, and count all."""
+        """Yield the predictions of readable images, and count all.
+
+        Each image gets into the gallery with the same chance as any other.
+        """
         sources: list[Any] = list(self.images)  # files of embeddings
         if self.model.backbone.takes_images:
-            sources = [self._find_images()]
-        every = chain.from_iterable(
-            [
-                self.model.classify(source, self.top, **self._judged)
-                for source in sources
-            ]
-        )
+            # All are opened first, so that a wrong one is reported early.
+            found = [find_images(source, self.passed_over) for source in self.images]
+            sources = [chain.from_iterable(found)]
+        shares = {"unknown": self.unknown, "coverage": self.coverage}
+        classified = [
+            self.model.classify(source, self.top, **shares) for source in sources
+        ]
+        every = chain.from_iterable(classified)
+        lots = random.Random(0)
         for prediction in counted(every, "classifying"):
             if prediction.unreadable is not None:
                 self.unreadable += 1
@@ -228,24 +218,11 @@ class ClassificationTable:
             self.classified += 1
             self.unknown_count += prediction.known is False
             self.set_sizes += len(prediction.prediction_set or ())
-            self._draw_lots(prediction)
+            if self.classified <= IMAGES_SHOWN:
+                self.gallery.append(prediction)
+            elif (place := lots.randrange(self.classified)) < IMAGES_SHOWN:
+                self.gallery[place] = prediction
             yield prediction
-
-    def _find_images(self) -> Iterator[Path]:
-        """Find all images; all sources are opened first, so that a wrong one is reported early."""
-        from cifnet_pl.images.files import find_images
-
-        found = [find_images(source, self.passed_over) for source in self.images]
-        return chain.from_iterable(found)
-
-    def _draw_lots(self, prediction: Prediction) -> None:
-        """Put an image into the gallery with the same chance as any other."""
-        if len(self.gallery) < IMAGES_SHOWN:
-            self.gallery.append(prediction)
-            return
-        place = self._random.randrange(self.classified)
-        if place < IMAGES_SHOWN:
-            self.gallery[place] = prediction
 
     def summary(self) -> Iterator[str]:
         """Yield sentences about unknown images and the sizes of prediction sets."""
@@ -253,8 +230,9 @@ class ClassificationTable:
             samples = number_of(self.classified, self.model.backbone.sample)
             expected = f"expected of known classes: {100 * self.unknown:g} %"
             yield f"{self.unknown_count} of {samples} unknown ({expected})"
-            if self._warning is not None:
-                yield self._warning
+            predictor = self.model.open_set_predictor(self.unknown, self.coverage)
+            if predictor.warning is not None:
+                yield predictor.warning
         if self.coverage is not None:
             size = self.set_sizes / self.classified
             yield (

@@ -13,6 +13,7 @@ import textwrap
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -116,8 +117,26 @@ def parser_of(function: Callable[..., object]) -> OneSentence:
     )
     helps = {part.arg_name: part.description for part in help_text.params}
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
-        if parameter.name != OVERRIDES:
-            _add(parser, parameter, helps.get(parameter.name))
+        if parameter.name == OVERRIDES:
+            continue
+        name = parameter.name.rstrip("_")  # of class_, as class is a keyword of Python
+        kind = parameter.annotation
+        options: dict[str, Any] = {"help": helps.get(parameter.name), "type": kind}
+        if kind == Sequence[str]:
+            # Several values, in one option or several.
+            options |= {"type": str, "nargs": "+", "action": "extend"}
+        elif kind is bool:
+            options |= {"nargs": "?", "const": True}
+        if name in BY_POSITION:
+            parser.add_argument(name, **options)
+            continue
+        if parameter.default is parameter.empty:
+            options["required"] = True
+        else:
+            options["default"] = parameter.default
+        spellings = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
+        action = parser.add_argument(*spellings, dest=parameter.name, **options)
+        action.metavar = action.metavar or name.upper()
     return parser
 
 
@@ -127,46 +146,21 @@ def examples(command: str) -> str:
     Args:
         command: its name.
     """
-    lines = _text("examples.txt").splitlines()
+    lines = (TEXTS / "examples.txt").read_text(encoding="utf-8").splitlines()
     own = [f"  {line}" for line in lines if line.split()[1] == command]
     return "\n".join(["examples:", *own])
-
-
-def _add(
-    parser: OneSentence, parameter: inspect.Parameter, help_text: str | None
-) -> None:
-    """Add a parameter of a command's function to its options."""
-    kind = parameter.annotation
-    options: dict[str, Any] = {"help": help_text, "type": kind}
-    if kind == Sequence[str]:
-        # Several values, in one option or several.
-        options |= {"type": str, "nargs": "+", "action": "extend"}
-    elif kind is bool:
-        options |= {"nargs": "?", "const": True}
-    name = parameter.name.rstrip("_")  # of class_, as class is a keyword of Python
-    if name in BY_POSITION:
-        parser.add_argument(name, **options)
-        return
-    if parameter.default is parameter.empty:
-        options["required"] = True
-    else:
-        options["default"] = parameter.default
-    spellings = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
-    action = parser.add_argument(*spellings, dest=parameter.name, **options)
-    action.metavar = action.metavar or name.upper()
-
-
-def _text(name: str) -> str:
-    return (TEXTS / name).read_text(encoding="utf-8").rstrip()
 
 
 def overview() -> str:
     """Return the text of ``cifnet --help``."""
     runs = [f"  {name:<8}  {summary}" for name, summary in TRAINER_COMMANDS.items()]
-    return _text("overview.txt").format(runs="\n".join(runs))
+    text = (TEXTS / "overview.txt").read_text(encoding="utf-8")
+    return text.rstrip().format(runs="\n".join(runs))
 
 
 # ---------------------------------------------------------------------- help of fit and the like
+
+HELP = {"-h", "--help"}
 
 TOPICS = ("model", "data", "trainer", "energy", "predictions", "checkpoint", "all")
 """Topics that may follow ``--help``: the sections of a configuration."""
@@ -174,7 +168,8 @@ TOPICS = ("model", "data", "trainer", "energy", "predictions", "checkpoint", "al
 
 def usual_help(command: str) -> str:
     """Return the help of a sub-command that needs a Trainer: the options that most runs need."""
-    return _text("run.txt").format(
+    text = (TEXTS / "run.txt").read_text(encoding="utf-8")
+    return text.rstrip().format(
         command=command,
         summary=TRAINER_COMMANDS[command],
         examples=examples(command),
@@ -182,22 +177,17 @@ def usual_help(command: str) -> str:
     )
 
 
-def topic_of(words: Sequence[str]) -> str | None:
-    """Return the topic on which help is asked for.
+def topic_of(words: Sequence[str]) -> str:
+    """Return the topic on which help is asked for, "" for the usual options.
 
     Args:
-        words: of the command line after the sub-command.
-
-    Returns:
-        Empty for the usual options; None where no help is asked for.
+        words: of the command line after the sub-command, ``HELP`` among them.
 
     Raises:
         UsageError: an unknown topic.
     """
-    following = iter(words)
-    if not any(word in ("-h", "--help") for word in following):
-        return None
-    topic = next(following, "")
+    following = list(dropwhile(lambda word: word not in HELP, words))
+    topic = following[1] if len(following) > 1 else ""
     if topic and topic not in TOPICS:
         raise unknown_name("topic of --help", topic, TOPICS)
     return topic

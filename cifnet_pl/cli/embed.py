@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -54,6 +56,8 @@ def embed(
         raise unknown_name(
             "kind of file for --output", target.suffix or "no ending", FORMATS
         )
+    import numpy as np
+
     from cifnet_pl.backbones import build_backbone
     from cifnet_pl.data.sources.tables import require_pyarrow
     from cifnet_pl.model.embedding import embed as embed_images
@@ -71,7 +75,15 @@ def embed(
             raise DataError(f"no image of {printable(images)} can be read ({count})")
         columns = {"embeddings": z.numpy()}
         columns |= image_columns(images, [file for file in files if file is not None])
-        write_atomic(target, lambda file: write_columns(columns, target.suffix, file))
+        write: Callable[[IO[bytes]], object]
+        write = partial(np.savez, **columns)  # type: ignore[arg-type]  # no column is a bool
+        if target.suffix == ".parquet":
+            import pandas as pd
+
+            # A matrix is a column of lists.
+            lists = {name: list(array) for name, array in columns.items()}
+            write = partial(pd.DataFrame(lists).to_parquet, index=False)
+        write_atomic(target, write)
     count = number_of(len(files), "embedding")
     print_text(f"{count} with {z.shape[1]} features in {target}: {', '.join(columns)}")
 
@@ -89,32 +101,19 @@ def image_columns(images: str, files: list[Path]) -> dict[str, np.ndarray]:
     from cifnet_pl.images.files import is_folder
 
     root = expanded(images)
+    if is_folder(root):
+        files = [file.relative_to(root) for file in files]
+    columns = {"ids": np.array([utf8(file.as_posix()) for file in files])}
     if not is_folder(root):
-        return {"ids": np.array([utf8(file.as_posix()) for file in files])}
-    inner = [file.relative_to(root) for file in files]
-    columns = {"ids": np.array([utf8(file.as_posix()) for file in inner])}
-    below = [file.parts[:-1] for file in inner]
-    splits = None
+        return columns
+    below = [file.parts[:-1] for file in files]
+    splits = []
     if find_splits(root) is not None:
         splits = [split_in(folders[0]) or "" if folders else "" for folders in below]
         below = [folders[1:] for folders in below]
     if all(below):
-        columns["labels"] = np.array(
-            [class_name(utf8(folders[0])) for folders in below]
-        )
-        if splits is not None:
+        names = [class_name(utf8(folders[0])) for folders in below]
+        columns["labels"] = np.array(names)
+        if splits:
             columns["split"] = np.array(splits)
     return columns
-
-
-def write_columns(columns: dict[str, np.ndarray], ending: str, file: IO[bytes]) -> None:
-    """Write arrays into an .npz file, or a Parquet file with a matrix as a column of lists."""
-    if ending == ".npz":
-        import numpy as np
-
-        np.savez(file, **columns)  # type: ignore[arg-type]  # its only other argument is a bool
-    else:
-        import pandas as pd
-
-        lists = {name: list(array) for name, array in columns.items()}
-        pd.DataFrame(lists).to_parquet(file, index=False)

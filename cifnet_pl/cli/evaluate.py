@@ -226,18 +226,8 @@ def write_results(target: Path, evaluation: Evaluation, images: LabelledImages) 
     from cifnet_pl.model.drawing import draw_calibration, draw_confusion, png
 
     title = f"Accuracy {evaluation.accuracy:.1f} % on {evaluation.images} images"
-    write_json(target / "evaluation.json", _summary(evaluation))
-    write_class_tables(target, evaluation)
-    write_text(target / "images.csv", _images_csv(evaluation, images))
-    confusion = draw_confusion(evaluation.confusion, evaluation.class_names, title)
-    calibration = draw_calibration(evaluation.confidence, evaluation.correct, title)
-    write_bytes(target / "confusion.png", png(confusion))
-    write_bytes(target / "calibration.png", png(calibration))
-
-
-def _summary(evaluation: Evaluation) -> dict[str, Any]:
     bounds = evaluation.interval
-    return {
+    summary = {
         "images": evaluation.images,
         "classes": len(evaluation.class_scores()),
         "accuracy": evaluation.accuracy,
@@ -248,6 +238,13 @@ def _summary(evaluation: Evaluation) -> dict[str, Any]:
         "mean_confidence": 100 * float(evaluation.confidence.mean()),
         "ece": evaluation.figures()["ece"],
     }
+    write_json(target / "evaluation.json", summary)
+    write_class_tables(target, evaluation)
+    write_text(target / "images.csv", _images_csv(evaluation, images))
+    confusion = draw_confusion(evaluation.confusion, evaluation.class_names, title)
+    calibration = draw_calibration(evaluation.confidence, evaluation.correct, title)
+    write_bytes(target / "confusion.png", png(confusion))
+    write_bytes(target / "calibration.png", png(calibration))
 
 
 def write_class_tables(
@@ -359,9 +356,7 @@ def recalibration_table(result: Recalibration) -> Table:
         "known_rejected": f"called unknown (promised {100 * UNKNOWN_SHARE:g} %), %",
     }
     before = result.before.figures()
-    after: Mapping[str, float | None] = {}
-    if result.after is not None:
-        after = result.after.figures()
+    after = {} if result.after is None else result.after.figures()
     rows = []
     for key, name in names.items():
         rows.append((name, number(before[key]), number(after.get(key))))

@@ -63,9 +63,7 @@ def export(
     if output is None:
         return
     target = expanded(output)
-    kind: OutputKind = "bundle"
-    if format == "onnx":
-        kind = "file"
+    kind: OutputKind = "file" if format == "onnx" else "bundle"
     # What is there may be the same: it is compared when it is written.
     with writing(target, True, kind):
         loaded = load(model, device="cpu", trust=trust, download=download)

@@ -86,7 +86,15 @@ def summary_lines(model: Classifier) -> list[str]:
     """Return lines on the model besides its tables."""
     from cifnet_pl.model.evaluation import evaluate_left_out, rarely_predicted_notes
 
-    lines = _update_lines(model.history)
+    lines = []
+    # The classes of tasks are in the table.
+    for step, event in enumerate(model.history, 1):
+        if event.class_names is None or event.kind == "task":
+            continue
+        line = f"Step {step}, {printable(event.kind)}: {_joined(event.class_names)}"
+        if event.parents:
+            line += f"; from model {_joined(event.parents)}"
+        lines.append(line)
     lines.append(f"Model {model.identity}")
     if model.remembers_removed:
         lines.append(REMOVED)
@@ -95,19 +103,6 @@ def summary_lines(model: Classifier) -> list[str]:
     lines += model.accuracy_sentences()
     lines += _part_lines(model)
     lines.append(f"Energy {_energy(model.history)}")
-    return lines
-
-
-def _update_lines(history: list[Event]) -> list[str]:
-    """Return a line for each update but tasks, whose classes are in the table."""
-    lines = []
-    for step, event in enumerate(history, 1):
-        if event.class_names is None or event.kind == "task":
-            continue
-        line = f"Step {step}, {printable(event.kind)}: {_joined(event.class_names)}"
-        if event.parents:
-            line += f"; from model {_joined(event.parents)}"
-        lines.append(line)
     return lines
 
 
@@ -127,9 +122,7 @@ def _part_lines(model: Classifier) -> list[str]:
     ]
     if backbone.takes_images:
         lines.append(f"Images {model.image_size} px, embedded in {model.precision}")
-    stored = sum(
-        value.numel() * value.element_size() for value in model.tensors().values()
-    )
+    stored = sum(tensor.nbytes for tensor in model.tensors().values())
     lines.append(f"State {stored / 1e6:.2f} MB")
     return lines
 

@@ -15,11 +15,11 @@ from lightning.pytorch.cli import (
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
-from cifnet_pl.cli.commands import TRAINER_COMMANDS, help_on_topic, topic_of
-from cifnet_pl.cli.configs import choose_backbone
+from cifnet_pl.cli.commands import TRAINER_COMMANDS, help_on_topic
 from cifnet_pl.cli.parsing import (
     DEFAULT_HEAD,
     OneSentence,
+    choose_backbone,
     with_clean_heads,
     with_recommended,
 )
@@ -200,18 +200,19 @@ class CIFNetCLI(LightningCLI):
         return TensorBoardLogger(folder, name="", version="", default_hp_metric=False)
 
 
-def run(args: list[str]) -> None:
+def run(args: list[str], topic: str) -> None:
     """Run one sub-command.
 
     Args:
         args: arguments of the command line, the sub-command first.
+        topic: of its help.
 
     Raises:
         CifnetError: bad input; any other exception is a fault of the package.
     """
     command, *options = args
-    CLIParser.topic = topic_of(args) or "all"
-    if CLIParser.topic == "model":
+    CLIParser.topic = topic
+    if topic == "model":
         options = ["--model.help", "CIFNetModule"]
     set_dumper("yaml", dump_yaml)
     # Lightning may refuse an option at any moment.

@@ -52,8 +52,10 @@ def writing(
             # One that this step made may be the same: it is compared when it is written.
             may_be_same = overwrite or bundle.last_step(target) == kind
             bundle.refuse_existing(target, may_be_same)
-        elif not overwrite and (
-            target.is_file() or (target.is_dir() and any(target.iterdir()))
+        elif (
+            target.exists()
+            and not overwrite
+            and (kind == "file" or any(target.iterdir()))
         ):
             refuse_other(target, is_same=False)
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ArgumentParser
 
-from cifnet_pl.cli.configs import find_config
 from cifnet_pl.utilities.errors import (
     CifnetError,
     UsageError,
@@ -21,7 +20,14 @@ from cifnet_pl.utilities.errors import (
     explained,
     unknown_name,
 )
-from cifnet_pl.utilities.files import RECOMMENDED, config_files, flatten, read_yaml
+from cifnet_pl.utilities.files import (
+    RECOMMENDED,
+    config_files,
+    expanded,
+    flatten,
+    read_yaml,
+)
+from cifnet_pl.utilities.names import DEFAULT_BACKBONE
 from cifnet_pl.utilities.plugins import (
     OWN,
     failure,
@@ -167,6 +173,21 @@ def own_error(error: Exception) -> Exception:
 # ---------------------------------------------------------------------- arguments of a run
 
 
+def find_config(word: str) -> Path:
+    """Return the file that is meant by a path or the name of a configuration of the package.
+
+    Raises:
+        UsageError: neither exists; lists the nearest names.
+    """
+    path = expanded(word)
+    files = config_files()
+    if path.is_file():
+        return path
+    if word in files:
+        return files[word]
+    raise unknown_name("configuration", word, files)
+
+
 def options_in(
     args: Sequence[str], others: Collection[str] = ()
 ) -> Iterator[tuple[str, str | None]]:
@@ -274,11 +295,22 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
         UsageError: an unknown head or configuration, with the nearest names; a configuration file
             that is not YAML; an option without a value.
     """
+    from cifnet_pl.heads import HEADS
+
     words: list[str] = []
     heads = {0: DEFAULT_HEAD}  # number of words until a head is named → its name
     for word, settings in settings_in(args):
         words.append(word)
-        if head := _named_head(settings):
+        # Custom classes are imported here, as jsonargparse hides why one cannot be.
+        method = str(settings.get("model") or OWN)
+        is_own = method.partition(".")[0] == OWN
+        if not is_own and not Path(method).is_file():
+            import_part("methods", method)
+        own = r"cifnet_pl\.heads\.(\w+\.)?"
+        head = re.sub(own, "", str(settings.get("model.head") or ""))
+        if head and head not in HEADS and not import_part("heads", head):
+            raise unknown_name("head", head, [*HEADS, *offered("heads")])
+        if head:
             heads[len(words)] = head
     *_, last = heads.values()
     for position, head in reversed(heads.items()):
@@ -287,28 +319,26 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
     return words
 
 
-def _named_head(settings: Mapping[str, Any]) -> str:
-    """Return the head that settings name, or ""; import it, and the method, if they are custom.
-
-    jsonargparse hides why a class cannot be imported.
+def choose_backbone(config: Any) -> None:
+    """Set the backbone to ``none:<width>`` if the data are embeddings; say which one is left out.
 
     Args:
-        settings: by their plain names.
+        config: configuration of ``fit``; ``model.init_args.backbone`` is changed.
 
     Raises:
-        UsageError: a head without a module that is not known.
+        UsageError: the file of embeddings is not given.
+        DataError: it cannot be read.
     """
-    method = str(settings.get("model") or OWN)
-    is_own = method.partition(".")[0] == OWN
-    if not is_own and not Path(method).is_file():
-        import_part("methods", method)
-    own = r"cifnet_pl\.heads\.(\w+\.)?"
-    head = re.sub(own, "", str(settings.get("model.head") or ""))
-    from cifnet_pl.heads import HEADS
+    from cifnet_pl.data.sources.tables import embeddings_width
 
-    if head and head not in HEADS and not import_part("heads", head):
-        raise unknown_name("head", head, [*HEADS, *offered("heads")])
-    return head
+    model = config.get("model.init_args") or {}
+    backbone = model.get("backbone")
+    if config.data.source != "embeddings" or backbone is None:
+        return
+    if backbone != DEFAULT_BACKBONE and backbone.partition(":")[0] != "none":
+        print_text(f"note: embeddings need no backbone, {backbone} is left out")
+    width = embeddings_width(config.data.root, config.data.options)
+    model["backbone"] = f"none:{width}"
 
 
 def yaml_value(name: str, text: str) -> Any:

@@ -22,9 +22,8 @@ from typing import Any
 
 from pydantic import BaseModel, PrivateAttr, StrictInt, ValidationError
 
-from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.outputs import refuse_other, writing
-from cifnet_pl.cli.parsing import arguments_of, plain, yaml_value
+from cifnet_pl.cli.parsing import arguments_of, find_config, plain, yaml_value
 from cifnet_pl.utilities.errors import (
     CifnetError,
     UsageError,
@@ -360,30 +359,28 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
     """
     config = copy.deepcopy(base)
     seed = (options["seed"].model_extra or {}).get("seed_everything")
-    has_own = False
-    for option in options.values():
-        if option.config:
-            config |= _own_config(option._content, config, seed is not None)
-            has_own = True
-    labels = {}
+    with_own = [option for option in options.values() if option.config]
+    for option in with_own:
+        config |= _own_config(option._content, config, seed is not None)
     for axis, option in options.items():
-        if option.label:
-            labels[axis] = option.label
-        values = option.model_extra or {}
+        values = option.model_dump(exclude={"label", "config"})
         if seed not in (None, values.get("seed_everything", seed)):
             raise UsageError(
                 f"axis {axis} and seeds both set seed_everything: leave one of them out"
             )
-        _put_all(config, values)
+        for name, value in values.items():
+            if not put(config, plain(name), value):
+                raise UsageError(f"{name} cannot be set: there is no such option")
     if seed is not None:
         config.setdefault("data", {}).setdefault("class_order", seed)
     ignored = []
     for name, text in overrides:
         value = yaml_value(f"--{name}", text)
         path = plain(name)
-        is_kept = has_own and path in OWN_SETTINGS
+        is_kept = with_own and path in OWN_SETTINGS
         if is_kept or not put(config, path, value):
             ignored.append(name)
+    labels = {axis: option.label for axis, option in options.items() if option.label}
     return Point(config, labels, ignored)
 
 
@@ -409,13 +406,6 @@ def _drop_seed(config: CONFIG) -> None:
     data = config.get("data", {})
     if seed is not None and data.get("class_order") == seed:
         del data["class_order"]
-
-
-def _put_all(config: CONFIG, values: Mapping[str, Any]) -> None:
-    """Set dotted names in a configuration; UsageError where there is no such option."""
-    for name, value in values.items():
-        if not put(config, plain(name), copy.deepcopy(value)):
-            raise UsageError(f"{name} cannot be set: there is no such option")
 
 
 def put(config: CONFIG, name: str, value: Any, kind: str | None = None) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from cifnet_pl.utilities.errors import UsageError, check_that, unknown_name
 from cifnet_pl.utilities.files import expanded, new_folder
@@ -61,8 +61,10 @@ def unpack(
         raise UsageError(
             f"source {source} has no images: expected digits, cifar100 or torchvision:<data set>"
         )
+    homes = {
+        label: folders[name] for label, name in enumerate(names) if name in folders
+    }
     with new_folder(target) as folder:
-        homes = [folders.get(name) for name in names]
         count = _write(data_source.train, homes, folder / "train", size)
         count += _write(data_source.test, homes, folder / "val", size)
     classes_written = number_of(len(folders), "class")
@@ -72,15 +74,15 @@ def unpack(
 
 
 def _write(
-    images: SampleTable, homes: Sequence[str | None], folder: Path, size: int
+    images: SampleTable, homes: Mapping[int, str], folder: Path, size: int
 ) -> int:
-    """Write the images of each label's folder, None for those left out; return their number."""
+    """Write the images of each label that has a home in a folder; return their number."""
     from PIL import Image
 
-    home_of = [homes[label] for label in images.labels]
-    rows = [row for row, home in enumerate(home_of) if home is not None]
+    labels = images.labels.tolist()
+    rows = [row for row, label in enumerate(labels) if label in homes]
     for row in counted(rows, f"writing {folder.name}", len(rows)):
-        home = folder / cast(str, home_of[row])
+        home = folder / homes[labels[row]]
         home.mkdir(parents=True, exist_ok=True)
         Image.fromarray(images.image(row).square(size)).save(
             home / f"{images.names[row]:0>6}.png"

@@ -307,12 +307,11 @@ class Sender:
         content: dict[str, Any] = {name: value or None for name, value in row.items()}
         content["prediction_set"] = read_list_cell(row["prediction_set"])
         for name in ("probability", "known"):
-            if row[name]:
-                content[name] = json.loads(row[name])
+            content[name] = json.loads(row[name] or "null")
         path = Path(row["file"])
         content["link"] = path.resolve().as_uri()
         if self.link is not None and path.is_relative_to(self.folder):
             inner = path.relative_to(self.folder).as_posix()
-            name = quote(inner.encode("utf-8", "surrogateescape"))
+            name = quote(inner, errors="surrogateescape")
             content["link"] = f"{self.link.rstrip('/')}/{name}"
         return content

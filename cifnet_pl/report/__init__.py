@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 MARKDOWN = Path(__file__).parent / "templates" / "report.md"
 
-TITLE = "Class-incremental learning: results"
-
 
 def report(
     runs: Sequence[str | Path],
@@ -72,8 +70,7 @@ def write_report(
         tables = {"Comparison": list(comparisons), **tables}
     pictures = all_pictures(results)
     parts = []
-    for section in dict.fromkeys([*tables, *pictures]):
-        own = tables.get(section, [])
+    for section, own in tables.items():
         for table in own:
             path = folder / "tables" / table.name
             write_text(path.with_suffix(".csv"), table.values.to_csv(index=False))
@@ -90,7 +87,7 @@ def write_report(
             parts.append({"name": section, "tables": own, "pictures": drawn})
     runs = number_of(len(results.measured), "run")
     content = {
-        "title": TITLE,
+        "title": "Class-incremental learning: results",
         "lead": f"{runs}. {'; '.join(results.settings)}.",
         "warnings": warnings(results),
         "parts": parts,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +11,7 @@ from scipy import stats
 
 from cifnet_pl.learning.columns import Column
 from cifnet_pl.report.results import ACCURACY_DIGITS, Results, last_rows
+from cifnet_pl.report.runs import Row
 from cifnet_pl.report.tables import ReportTable, file_name, number_text
 from cifnet_pl.utilities.errors import (
     DataError,
@@ -66,8 +65,7 @@ def compare_methods(results: Results, names: Sequence[str]) -> list[ReportTable]
 
 def _groups_named(results: Results, name: str) -> list[pd.DataFrame]:
     """Return the last rows of the runs that one of two compared names stands for, by setting."""
-    rows = last_rows(results.table)
-    rows = rows[rows["origin"] != "published"]
+    rows = last_rows(results.table).query("origin != 'published'")
     rows = rows.assign(with_backbone=rows["label"] + ", " + rows["backbone"])
     named = rows[(rows["label"] == name) | (rows["with_backbone"] == name)]
     if named.empty:
@@ -153,22 +151,18 @@ def _common_predictions(both: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def _cells(row: pd.Series) -> pd.Series:
     """Return the cells of a row as they are shown."""
-    return row.map(partial(_cell, is_percentage="%" in row["quantity"]))
-
-
-def _cell(value: Any, is_percentage: bool) -> str:
-    """Return a cell as it is shown."""
-    if pd.isna(value):
-        return "–"
-    if isinstance(value, float):
-        return number_text(value, is_percentage=is_percentage)
-    return str(value)
+    texts = row.map(str)
+    texts[row.isna()] = "–"
+    for name, value in row.dropna().items():
+        if isinstance(value, float):
+            texts[name] = number_text(value, is_percentage="%" in row["quantity"])
+    return texts
 
 
 # ---------------------------------------------------------------------- over seeds
 
 
-def _over_seeds(both: pd.DataFrame, columns: Iterable[Column]) -> list[dict[str, Any]]:
+def _over_seeds(both: pd.DataFrame, columns: Iterable[Column]) -> list[Row]:
     """Return the differences of some numbers over the common seeds."""
     rows = []
     for column in columns:
@@ -178,7 +172,7 @@ def _over_seeds(both: pd.DataFrame, columns: Iterable[Column]) -> list[dict[str,
             continue
         first, second = [known[side] for side in sides]
         means = [first.mean(), second.mean()]
-        row: dict[str, Any] = {"distinct pairs": len(known)}
+        row: Row = {"distinct pairs": len(known)}
         # Methods that no seed changes give one measurement however often they are run.
         if np.ptp(first - second) > SAME:
             test = stats.ttest_rel(first, second)
@@ -193,7 +187,7 @@ def _over_seeds(both: pd.DataFrame, columns: Iterable[Column]) -> list[dict[str,
 
 def _difference(
     quantity: str, means: Iterable[float], interval: Iterable[float | None]
-) -> dict[str, Any]:
+) -> Row:
     """Return a row: two means, and the interval of their difference if it is known."""
     first, second = map(float, means)
     low, high = interval
@@ -210,7 +204,7 @@ def _difference(
 # ---------------------------------------------------------------------- over test images
 
 
-def _over_images(over: str, frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
+def _over_images(over: str, frames: Sequence[pd.DataFrame]) -> Row:
     """Return the difference of A_K over common seeds and their test images, of one seed with p."""
     accuracies = pd.DataFrame([100 * frame.mean() for frame in frames])
     interval = bootstrap_interval(frames)

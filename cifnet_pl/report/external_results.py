@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
+from cifnet_pl.report.runs import Row, Settings
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, Settings] = {
     "no buffer": {"buffer": None},
     "no oversampling": {"buffer.oversample": False},
     "random": {"buffer.strategy": "random"},
@@ -42,7 +42,7 @@ SHARED_COLUMNS = (
 """Columns that a row shares with all rows of its setting."""
 
 
-def row_of(setting: Mapping[str, Any], method: str, origin: str) -> dict[str, Any]:
+def row_of(setting: Row, method: str, origin: str) -> Row:
     """Return the part of a row of results that says where it belongs.
 
     Args:
@@ -79,7 +79,7 @@ def published_numbers() -> pd.DataFrame:
     return numbers.astype({"value": float})
 
 
-def published_rows(setting: Mapping[str, Any]) -> list[dict[str, Any]]:
+def published_rows(setting: Row) -> list[Row]:
     """Return the paper's results of each method and variant in a setting, in the paper's order.
 
     There are none where only some of the data set's classes are learned, or where accuracies are
@@ -117,8 +117,8 @@ def published_rows(setting: Mapping[str, Any]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------- methods run elsewhere
 
 
-def read_rows(path: Path) -> pd.DataFrame:
-    """Return the lines of a file of external results.
+def read_external(path: Path, settings: pd.DataFrame) -> list[Row]:
+    """Read the methods of a file of external results as rows of the settings they belong to.
 
     The file is CSV with the columns ``method, seed, task, A_k, seconds, kWh``: one line per task,
     tasks counted from 1, A_k in percent, seconds and kWh of that task alone. A line without a task
@@ -128,42 +128,31 @@ def read_rows(path: Path) -> pd.DataFrame:
 
     Args:
         path: the file.
+        settings: a row of a run for each setting of the report.
 
     Raises:
+        UsageError: a method that fits no setting or more than one.
         DataError: no CSV file, a missing column, a cell that is not a number, two lines for one
             task, or accuracies that are no percentages.
     """
-    place = ["method", "seed", *PLACE_COLUMNS]
+    named = ["method", "seed", *PLACE_COLUMNS]
     with explained(DataError, f"{path} is no table of external results"):
-        rows = pd.read_csv(path, dtype=str, skipinitialspace=True, encoding="utf-8-sig")
-        rows[[*COLUMNS]]  # a missing one is named
-        rows = rows.reindex(columns=[*place, *NUMBER_COLUMNS]).astype(object)
-        rows = rows.astype(dict.fromkeys(NUMBER_COLUMNS, float))
-    rows[place] = rows[place].fillna("")
-    for method in rows["method"][rows.duplicated([*place, "task"])]:
+        lines = pd.read_csv(
+            path, dtype=str, skipinitialspace=True, encoding="utf-8-sig"
+        )
+        lines[[*COLUMNS]]  # a missing one is named
+        lines = lines.reindex(columns=[*named, *NUMBER_COLUMNS]).astype(object)
+        lines = lines.astype(dict.fromkeys(NUMBER_COLUMNS, float))
+    lines[named] = lines[named].fillna("")
+    for method in lines["method"][lines.duplicated([*named, "task"])]:
         raise DataError(f"{path} has two lines for one task and seed of {method}")
-    highest = rows.groupby("method")["A_k"].max()
+    highest = lines.groupby("method")["A_k"].max()
     for method, accuracy in highest.items():
         if accuracy > 100 or 0 < accuracy <= 1:
             raise DataError(
                 f"{path}: the highest A_k of {method} is {accuracy:g}, expected percentages"
             )
-    return rows
-
-
-def read_external(path: Path, settings: pd.DataFrame) -> list[dict[str, Any]]:
-    """Read the methods of a CSV file as rows of the settings that they belong to.
-
-    Args:
-        path: the file, see :func:`read_rows`.
-        settings: a row of a run for each setting of the report.
-
-    Raises:
-        UsageError: a method that fits no setting or more than one.
-        DataError: the file is not as it should be.
-    """
     rows = []
-    lines = read_rows(path)
     for (method, *place), own in lines.groupby(["method", *PLACE_COLUMNS], sort=False):
         setting = _setting_for(f"{path}: {method}", place, own["task"].max(), settings)
         for seed, of_seed in own.groupby("seed", sort=False):
@@ -176,7 +165,7 @@ def read_external(path: Path, settings: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _setting_for(
     name: str, place: Sequence[str], n_tasks: float, settings: pd.DataFrame
-) -> pd.Series:
+) -> Row:
     """Return the one setting that a method's lines belong to.
 
     Raises:
@@ -192,7 +181,8 @@ def _setting_for(
         fits &= settings["n_tasks"] == n_tasks
     fitting = settings[fits]
     if len(fitting) == 1:
-        return fitting.iloc[0]
+        row: Row = fitting.iloc[0].to_dict()
+        return row
     known = settings["setting"] + settings["n_tasks"].map(" ({} tasks)".format)
     count = len(fitting) or "none"
     raise UsageError(
@@ -201,9 +191,7 @@ def _setting_for(
     )
 
 
-def _rows_of_seed(
-    shared: Mapping[str, Any], lines: pd.DataFrame
-) -> list[dict[str, Any]]:
+def _rows_of_seed(shared: Row, lines: pd.DataFrame) -> list[Row]:
     """Return the rows of one seed: a row for each task, which all know the whole run.
 
     The totals are those of the line without a task, else the sums over the tasks if all are known.

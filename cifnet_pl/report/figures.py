@@ -26,7 +26,6 @@ from cifnet_pl.report.tables import (
     FINAL,
     HEADINGS,
     file_name,
-    filled,
     kept_elements,
     memory_rows,
     number_text,
@@ -150,7 +149,7 @@ def trajectories(results: Results) -> list[Picture | None]:
         is_own = (compared["data"] == name) | (compared["setting"] == name)
         pictures.append(line_picture("trajectory", name, compared[is_own]))
     for family in results.families(*ABLATIONS):
-        measured = family[family["origin"] == "measured"]
+        measured = family.query("origin == 'measured'")
         rows = measured.assign(label=measured["variant"])
         pictures.append(line_picture("ablation_curves", family_title(family), rows))
     return pictures
@@ -235,7 +234,7 @@ def calibration_maps(results: Results) -> list[Picture]:
     """
     pictures = []
     for family in results.families("buffer"):
-        measured = last_rows(family[family["origin"] == "measured"])
+        measured = last_rows(family.query("origin == 'measured'"))
         has_buffer = measured["config"].map(lambda config: config["buffer"] is not None)
         maps = []
         for _, rows in measured.groupby(has_buffer):
@@ -364,7 +363,7 @@ def memory_points(results: Results, setting: str) -> Picture | None:
         setting: whose methods are drawn.
     """
     rows = memory_rows(results, setting)
-    if not (rows["origin"] == "measured").any():
+    if rows.query("origin == 'measured'").empty:
         return None
     kept = kept_elements(rows).set_index(line_names(rows))
     kept = kept[~kept.index.duplicated()]
@@ -396,17 +395,17 @@ def all_pictures(results: Results) -> dict[str, list[Picture]]:
     Returns:
         Section of the report → its figures, which may be none.
     """
+    keys = results.other_keys()
     with matplotlib.rc_context(STYLE):
-        keys = results.other_keys()
-        return filled(
-            {
-                "Accuracy": trajectories(results),
-                "Efficiency": [time_bubbles(results, data) for data in results.data],
-                "Memory": [memory_points(results, name) for name in results.settings],
-                "Ablation": calibration_maps(results),
-                "Buffer": [value_curve(results, "buffer.capacity", "buffer_size")],
-                "Other settings": [
-                    value_curve(results, key, file_name("by", key)) for key in keys
-                ],
-            }
-        )
+        sections: dict[str, Sequence[Picture | None]] = {
+            "Accuracy": trajectories(results),
+            "Efficiency": [time_bubbles(results, data) for data in results.data],
+            "Memory": [memory_points(results, name) for name in results.settings],
+            "Ablation": calibration_maps(results),
+            "Buffer": [value_curve(results, "buffer.capacity", "buffer_size")],
+            "Other settings": [
+                value_curve(results, key, file_name("by", key)) for key in keys
+            ],
+        }
+    # Without those that could not be drawn.
+    return {name: list(filter(None, drawn)) for name, drawn in sections.items()}

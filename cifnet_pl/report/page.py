@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import jinja2
 import numpy as np
@@ -51,11 +50,8 @@ IMAGE_PIXELS = 136
 """Side of the images on the page."""
 
 
-class ImageRow(NamedTuple):
-    """A row of images of one class, each with the text below it, and its title."""
-
-    title: str
-    images: Mapping[Path, str]
+Captions = Mapping[Path, str]
+"""Images, each with the text below it."""
 
 
 @dataclass
@@ -67,8 +63,8 @@ class Section:
         texts: sentences.
         figure: shown as large as it was drawn for; a large one is scrolled, not shrunk.
         header, rows: of the table.
-        pairs: rows of images of two classes.
-        images: further images, each with the text below its name.
+        pairs: rows of images of two classes, each with its title.
+        images: further images.
     """
 
     name: str
@@ -76,8 +72,8 @@ class Section:
     figure: Figure | None = None
     header: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = ()
-    pairs: Sequence[Sequence[ImageRow]] = ()
-    images: Mapping[Path, str] = field(default_factory=dict)
+    pairs: Sequence[Sequence[tuple[str, Captions]]] = ()
+    images: Captions = field(default_factory=dict)
 
 
 def thumbnail(file: Path) -> str:
@@ -100,19 +96,6 @@ TEMPLATES.filters.update(
     thumbnail=thumbnail,
     printable=printable,
 )
-
-
-def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """Return the HTML page of an audit; all texts are escaped.
-
-    Args:
-        title: of the page.
-        lead: sentences at the top.
-        sections: parts of the page.
-    """
-    return TEMPLATES.get_template("audit.html").render(
-        title=title, lead=lead, sections=sections
-    )
 
 
 def draw_learning_curve(curve: Sequence[CurvePoint]) -> Figure:

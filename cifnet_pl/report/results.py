@@ -6,11 +6,11 @@ configuration is named by its method and by the settings in which it differs fro
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
+from statistics import mode
 from typing import Any
 
 import pandas as pd
@@ -21,7 +21,9 @@ from cifnet_pl.learning.columns import COLUMNS, Column, custom_column
 from cifnet_pl.report.external_results import published_rows, read_external
 from cifnet_pl.report.runs import (
     NUMBERS,
+    Row,
     Run,
+    Settings,
     find_missing,
     natural_order,
     read_runs,
@@ -148,8 +150,7 @@ class Results:
     @cached_property
     def measured(self) -> pd.DataFrame:
         """The last row of each run of this package."""
-        last = last_rows(self.table)
-        return last[last["origin"] == "measured"]
+        return last_rows(self.table).query("origin == 'measured'")
 
     def columns(self, table: str) -> list[Column]:
         """Return the columns of a table of the report, custom metrics included.
@@ -174,7 +175,7 @@ class Results:
 
     def compared(self) -> pd.DataFrame:
         """Return the rows of one configuration for each method and setting, and of all others."""
-        return self.table[self.table["changed"] == ""]
+        return self.table.query("changed == ''")
 
     def families(self, *keys: str) -> list[pd.DataFrame]:
         """Return the rows of each reference and of its variants that differ from it in one setting.
@@ -183,11 +184,10 @@ class Results:
             keys: dotted names of the settings that may differ.
         """
         families = []
-        inner = self.table[self.table["origin"] != "external"]
+        inner = self.table.query("origin != 'external'")
         for _, rows in inner.groupby(["setting", "method"], sort=False):
             family = rows[rows["changed"].isin(["", *keys])]
-            is_measured = family["origin"] == "measured"
-            if family["changed"][is_measured].any():
+            if family.query("origin == 'measured'")["changed"].any():
                 families.append(family)
         return families
 
@@ -201,7 +201,7 @@ class Results:
 def custom_columns(table: pd.DataFrame) -> list[Column]:
     """Return the columns of the custom metrics that some runs have measured."""
     prefix = custom_column("").run
-    names = [name for name in table.columns if str(name).startswith(prefix)]
+    names = table.filter(like=prefix)
     return [custom_column(name.removeprefix(prefix)) for name in names]
 
 
@@ -264,7 +264,7 @@ def table_of_runs(runs: Iterable[Run]) -> pd.DataFrame:
         row = run.summary | setting_of(run) | _circumstances(run) | _memory(run)
         row |= {"run": str(run.folder), "origin": "measured", "method": method_of(run)}
         row |= {"config": config, "configuration": repr(sorted(config.items()))}
-        row["defaults"] = default_settings(run.summary)
+        row["defaults"] = default_settings(run)
         accuracies = [round(accuracy, ACCURACY_DIGITS) for accuracy in row["A_k"]]
         row["answers"] = f"{row['class_order']}: {accuracies}"
         rows.append(row)
@@ -293,7 +293,7 @@ def _distinct_names(table: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
     return names
 
 
-def setting_of(run: Run) -> dict[str, Any]:
+def setting_of(run: Run) -> Row:
     """Return the data set, the tasks and the backbone that methods must share to be compared."""
     data = run.config["data"]
     source = str(data["source"]).removeprefix("torchvision:")
@@ -324,7 +324,7 @@ def setting_of(run: Run) -> dict[str, Any]:
     }
 
 
-def _circumstances(run: Run) -> dict[str, Any]:
+def _circumstances(run: Run) -> Row:
     """Return what a seed draws, where a run ran, and how its energy was measured."""
     summary = run.summary
     seed = summary.get("seed")
@@ -351,7 +351,7 @@ def _circumstances(run: Run) -> dict[str, Any]:
     }
 
 
-def _memory(run: Run) -> dict[str, Any]:
+def _memory(run: Run) -> Row:
     """Return the elements kept between tasks by component, and their bytes.
 
     One network stands apart for all methods. The parameters of a method whose network grows with
@@ -376,7 +376,7 @@ def _memory(run: Run) -> dict[str, Any]:
 # ---------------------------------------------------------------------- configurations
 
 
-def configuration(run: Run) -> dict[str, Any]:
+def configuration(run: Run) -> Settings:
     """Return the settings of a run's method by dotted name, such as ``head.ridge``.
 
     What a seed draws, where it ran and what it learned are left out, and so is a buffer that the
@@ -398,7 +398,7 @@ def configuration(run: Run) -> dict[str, Any]:
     for key, value in flatten(sections).items():
         if value is not None:  # which is the default
             given[key] = value
-    settings = default_settings(summary) | flatten(arguments) | given
+    settings = default_settings(run) | flatten(arguments) | given
     config = {}
     for key, value in settings.items():
         is_used = buffer or not key.startswith("buffer.")
@@ -416,19 +416,19 @@ def configuration(run: Run) -> dict[str, Any]:
     return config
 
 
-def default_settings(summary: Mapping[str, Any]) -> dict[str, Any]:
+def default_settings(run: Run) -> Settings:
     """Return the default of every setting that has one, by dotted name.
 
     Args:
-        summary: of a run; it has the defaults of its own head or method.
+        run: its summary has the defaults of its own head or method.
     """
-    own = summary.get("defaults") or {}
-    if summary.get("head_settings") is not None:  # a head on a frozen backbone
+    own = run.summary.get("defaults") or {}
+    if run.summary.get("head_settings") is not None:  # a head on a frozen backbone
         own = {"head": own}
     return BUFFER_DEFAULTS | DEFAULTS | flatten(own)
 
 
-def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+def differences(a: Settings, b: Settings) -> Settings:
     """Return the settings of ``b`` that differ from ``a``, with their values.
 
     Of a buffer that only ``b`` has, those are listed that are not its defaults.
@@ -498,24 +498,24 @@ def with_labels(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.join(labels).sort_values("order", kind="stable")
 
 
-def usual_settings(family: pd.DataFrame) -> dict[str, Any]:
+def usual_settings(family: pd.DataFrame) -> Settings:
     """Return the value of each setting that most runs of a method have; defaults win ties."""
     values: dict[str, list[Any]] = {}
     for config in family["config"]:
         for key, value in config.items():
             values.setdefault(key, []).append(value)
+    defaults = family["defaults"].iloc[0]
     usual = {}
     for key, found in values.items():
-        votes = Counter(map(repr, found))
-        most = max(votes.values())
-        usual[key] = next(value for value in found if votes[repr(value)] == most)
-        default = family["defaults"].iloc[0].get(key)
-        if votes[repr(default)] == most:
-            usual[key] = default
+        default = repr(defaults.get(key))
+        by_text = {repr(value): value for value in found}
+        # The mode is the first of the most frequent.
+        default_first = sorted(map(repr, found), key=default.__ne__)
+        usual[key] = by_text[mode(default_first)]
     return usual
 
 
-def _text(method: str, config: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+def _text(method: str, config: Settings, changes: Settings) -> str:
     """Return settings, and the parts that a configuration lacks, as text."""
     mentioned = set(changes)
     if method != JOINT:  # it keeps its buffer for another purpose

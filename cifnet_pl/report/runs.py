@@ -21,6 +21,13 @@ NUMBERS = tuple(column.run for column in COLUMNS if column.tables)
 """Keys of ``summary.json`` that reports tabulate: a number, or null if not measured."""
 
 
+Row = dict[str, Any]
+"""A row of results, by its columns."""
+
+Settings = dict[str, Any]
+"""Dotted name of each setting → its value."""
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """One complete run, as its folder holds it.

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -22,6 +21,7 @@ from cifnet_pl.report.results import (
     last_rows,
     value_text,
 )
+from cifnet_pl.report.runs import Settings
 from cifnet_pl.utilities.files import rendered
 from cifnet_pl.utilities.text import printable
 
@@ -47,9 +47,6 @@ LATEX = {
     "–": "--", "→": r"$\to$", "…": r"\dots{}",
 }  # fmt: skip
 """Texts that LaTeX would not print as they are, once its special characters are escaped."""
-
-
-T = TypeVar("T")
 
 
 # ---------------------------------------------------------------------- a table and its formats
@@ -251,7 +248,7 @@ def accuracy_table(results: Results) -> ReportTable:
 def results_table(results: Results, setting: str) -> ReportTable:
     """Tabulate everything that was measured in one setting, but for the costs."""
     rows = results.table[results.table["setting"] == setting]
-    measured = rows[rows["origin"] != "published"]
+    measured = rows.query("origin != 'published'")
     columns = [*ACCURACIES, *results.columns("results")]
     stats = summarise(measured, ROW, columns)
     return table_of(file_name("results", setting), setting, stats)
@@ -330,7 +327,7 @@ def efficiency_table(results: Results, data: str) -> ReportTable | None:
         data: one of ``results.data``.
     """
     rows = results.table[results.table["data"] == data]
-    rows = rows[rows["train_seconds"].notna() | rows["energy_kwh"].notna()]
+    rows = rows.dropna(how="all", subset=["train_seconds", "energy_kwh"])
     if rows.empty:
         return None
     rows = rows.assign(
@@ -385,7 +382,7 @@ def kept_elements(rows: pd.DataFrame) -> pd.DataFrame:
 def settings_table(results: Results) -> ReportTable:
     """Tabulate the reference configuration of each method in each setting."""
     compared = results.compared()
-    references = compared[compared["origin"] == "measured"]
+    references = compared.query("origin == 'measured'")
     rows = references.drop_duplicates(["setting", "label"])
     texts = rows[["setting", "label"]].rename(columns={"label": "method"})
     texts["reference configuration"] = rows["config"].map(config_text)
@@ -393,7 +390,7 @@ def settings_table(results: Results) -> ReportTable:
     return text_table("settings", title, texts)
 
 
-def config_text(config: Mapping[str, Any]) -> str:
+def config_text(config: Settings) -> str:
     """Return the settings of a method itself as text."""
     texts = []
     for key, value in sorted(config.items()):
@@ -404,8 +401,7 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 def runs_table(results: Results) -> ReportTable:
     """Tabulate every run that was used, with its folder and its machine."""
-    last = last_rows(results.table)
-    runs = last[last["origin"] != "published"]
+    runs = last_rows(results.table).query("origin != 'published'")
     accuracies = {column.run: column.header for column in ACCURACIES}
     columns = {
         "setting": "setting",
@@ -436,42 +432,32 @@ def all_tables(results: Results) -> dict[str, list[ReportTable]]:
     """
     settings = results.settings
     keys = results.other_keys()
-    return filled(
-        {
-            "Accuracy": [accuracy_table(results)],
-            "Efficiency": [efficiency_table(results, data) for data in results.data],
-            "Memory": [memory_table(results, setting) for setting in settings],
-            "Ablation": [ablation_table(results)],
-            "Buffer": [
-                value_table(results, "buffer.capacity", "buffer_size"),
-                value_table(results, "buffer.strategy", "sampling"),
-            ],
-            "Other settings": [
-                value_table(results, key, file_name(key)) for key in keys
-            ],
-            "All results": [results_table(results, setting) for setting in settings],
-            "Settings": [settings_table(results)],
-            "Runs": [runs_table(results)],
-        }
-    )
-
-
-def filled(sections: Mapping[str, Sequence[T | None]]) -> dict[str, list[T]]:
-    """Return sections of a report without what could not be made."""
-    found = {}
-    for name, parts in sections.items():
-        found[name] = [part for part in parts if part is not None]
-    return found
+    sections: dict[str, list[ReportTable | None]] = {
+        "Accuracy": [accuracy_table(results)],
+        "Efficiency": [efficiency_table(results, data) for data in results.data],
+        "Memory": [memory_table(results, setting) for setting in settings],
+        "Ablation": [ablation_table(results)],
+        "Buffer": [
+            value_table(results, "buffer.capacity", "buffer_size"),
+            value_table(results, "buffer.strategy", "sampling"),
+        ],
+        "Other settings": [value_table(results, key, file_name(key)) for key in keys],
+        "All results": [results_table(results, setting) for setting in settings],
+        "Settings": [settings_table(results)],
+        "Runs": [runs_table(results)],
+    }
+    # Without those that could not be made.
+    return {name: list(filter(None, tables)) for name, tables in sections.items()}
 
 
 def report_notes(results: Results) -> list[str]:
     """Return the notes that concern more than one table; they end the report."""
     measured = results.measured
-    orders = list(measured["class_order"])
+    orders = measured["class_order"]
     lines = rendered(
         NOTES,
-        one_order=len(set(orders)) == 1,
-        orders_are_seeds=orders == list(measured["seed"]),
+        one_order=orders.nunique() == 1,
+        orders_are_seeds=orders.equals(measured["seed"]),
         published=(results.table["origin"] == "published").any(),
         locked=measured["variant"].str.contains("locked").any(),
     )

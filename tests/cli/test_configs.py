@@ -1,6 +1,4 @@
-"""Configurations: each in the repository runs whatever is laid over it; their names, and the
-recommended one.
-"""
+"""Configurations: each in the repository learns; their names, and the recommended one."""
 
 import json
 from inspect import signature
@@ -8,15 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from cifnet_pl import CalibrationBuffer, CIFNetModule
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.configs import config_files, find_config
-from cifnet_pl.cli.parsing import METHOD_OPTIONS, with_clean_heads, with_recommended
+from cifnet_pl.cli.parsing import (
+    METHOD_OPTIONS,
+    find_config,
+    with_clean_heads,
+    with_recommended,
+)
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.files import config_files, dump_yaml
 from tests.command_line import DATA, make_images, prepared
+from tests.models import WIDTH, learn_task
 
 # Those of paper and sweeps are sweeps; tests/iterative/test_configs.py runs those of iterative.
 ALL = {
@@ -28,18 +33,26 @@ TINY = [*DATA, "--data.root=null", "--data.max_tasks=2", "--data.class_order=3"]
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_each_runs(name, tmp_path):
+def test_each_learns(name, tmp_path):
+    """Those that have a model alone in memory, the others as a run."""
     content = yaml.safe_load(ALL[name].read_text())
     written = content["model"]["init_args"]
     settings = (written.get("head") or {}).get("init_args", {})
-    tiny = TINY
+    words = ["--config", name, *TINY, "--logs", str(tmp_path)]
     if "width" in settings:  # narrower, for time
         settings["width"] = 64
-        tiny = [*TINY, "--model.head.width", "64"]
-    assert main(["fit", "--config", name, *tiny, "--logs", str(tmp_path)]) == 0
-    run = tmp_path / content["experiment"] / "version_0"
-    # What the file itself says about the head and the buffer is what ran.
-    used = yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]
+        words += ["--model.head.width", "64"]
+    if content.keys() == {"experiment", "seed_everything", "model"}:
+        made = prepared(*words, f"--model.backbone=none:{WIDTH}")
+        model = made.parser.instantiate(made.config).model.model
+        learn_task(model, ["ant", "bee"])
+        assert model.head.probabilities(torch.ones(1, WIDTH)).isfinite().all()
+        used = made.config.as_dict()["model"]["init_args"]
+    else:
+        assert main(["fit", *words]) == 0
+        run = tmp_path / content["experiment"] / "version_0"
+        used = yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]
+    # What the file itself says about the head and the buffer is what learned.
     assert written.keys() <= used.keys()
     for part in {"head", "buffer"} & written.keys():
         assert (written[part] is None) == (used[part] is None)
@@ -57,12 +70,6 @@ class TestHeads:
         config = prepared(*words).config.as_dict()
         head = config["model"]["init_args"]["head"]
         return head["class_path"].removeprefix("cifnet_pl.heads."), head["init_args"]
-
-    def test_default_is_the_recommended_one(self):
-        source = ("--data.source", "digits")
-        assert self.head_of(*source)[0] == "RidgeHead"
-        paper = self.head_of(*source, "--model.head.update_past", "false")
-        assert paper[0] == "CIFNetHead"
 
     @pytest.mark.parametrize(
         "words",
@@ -100,11 +107,10 @@ class TestHeads:
 
 
 def test_fast_is_the_default_without_the_mirror():
-    folder, fast = (
-        yaml.safe_load(config_files()[name].read_text())["model"]["init_args"]
-        for name in ("folder", "fast")
-    )
-    assert folder == fast | {"backbone": fast["backbone"] + "+mirror"}
+    files = [config_files()[name] for name in ("folder", "fast")]
+    folder, fast = [yaml.safe_load(file.read_text())["model"] for file in files]
+    fast["init_args"]["backbone"] += "+mirror"
+    assert folder == fast
 
 
 # ---------------------------------------------------------------------- by name
@@ -135,9 +141,7 @@ def test_a_name_a_path_and_neither(tmp_path, monkeypatch):
     assert cleaned[-2:] == ["--experiment", "folder"]
 
 
-def test_images_alone_are_learned_by_the_recommended_method(
-    tmp_path, monkeypatch, capsys
-):
+def test_images_alone_have_the_recommended_method(tmp_path, monkeypatch, capsys):
     """An evaluation has the same default."""
     make_images(tmp_path / "images", ["ant", "bee", "cow"], 5)
     monkeypatch.chdir(tmp_path)
@@ -158,6 +162,9 @@ def test_images_alone_are_learned_by_the_recommended_method(
 def test_options_of_the_papers_head_alone_choose_it():
     only = set(signature(CIFNetHead).parameters) - set(signature(RidgeHead).parameters)
     assert {f"model.head.{name}" for name in only} <= set(METHOD_OPTIONS)
+    words = ("--data.source", "digits", "--model.head.update_past", "false")
+    chosen = prepared(*words).config.model.init_args.head
+    assert chosen.class_path == "cifnet_pl.heads.CIFNetHead"
 
 
 @pytest.mark.parametrize(
@@ -172,9 +179,7 @@ def test_options_of_the_papers_head_alone_choose_it():
         ("--config {tmp}/data.yaml", True),
     ],
 )
-def test_the_recommended_method_is_that_of_every_source(
-    words, is_recommended, tmp_path
-):
+def test_where_a_method_is_recommended(words, is_recommended, tmp_path):
     """Unless a method is named."""
     (tmp_path / "data.yaml").write_text("data: {source: webdataset, root: p}")
     given = words.format(tmp=tmp_path).split()
@@ -208,3 +213,49 @@ def test_the_head_of_python_is_the_recommended_one():
     assert module.buffer.capacity == config["buffer"]["init_args"]["capacity"]
     kept = CalibrationBuffer(50)
     assert CIFNetModule("none:16", buffer=kept).buffer is kept
+
+
+# ---------------------------------------------------------------------- reads back as it was given
+
+SMALL = "--model.backbone pixels:4 --data.image_size 4 --data.num_workers 0"
+SMALL += " --energy.enabled false --model.head RidgeHead --data.source folder"
+SMALL += " --data.root images --data.classes_per_task 16"
+NAMES = ["1e5", "x", "010", "no", "null", "0x10", "1_000", "2024-01-01", "12:30"]
+NAMES += ["nan", "true", "~", "-3", "a: b", "[c]", "1.5"]
+
+
+def test_class_order(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_images(tmp_path / "images", NAMES, 2)
+    style = {"default_style": "'", "default_flow_style": True, "width": 1000}
+    order = yaml.safe_dump(NAMES, **style).strip()
+    names = ["--data.class_order", order, "--experiment", "1e5", "--logs", "010"]
+    # A callback of Lightning that has a member of an enumeration among its options.
+    names += ["--trainer.callbacks+=Timer", "--trainer.callbacks.duration=01:00:00:00"]
+    assert main(["fit", *SMALL.split(), *names]) == 0
+    stored = Path("010") / "1e5" / "version_0" / "config.yaml"
+    config = yaml.safe_load(stored.read_text())
+    assert (config["data"]["class_order"], config["experiment"]) == (NAMES, "1e5")
+    again = prepared("--config", str(stored))
+    assert again.config.data.class_order == NAMES
+    assert (again.config.experiment, again.config.logs) == ("1e5", "010")
+
+
+def test_positions_and_names_in_quotes(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_images(tmp_path / "images", ["1e5", "x"], 4)
+    given = ["fit", *SMALL.split(), "--data.classes_per_task=2", "--data.class_order"]
+    assert main([*given, "[1, 0]"]) == 0
+    assert "test images: x, 1e5" in capsys.readouterr().out
+    assert main([*given, "[x, 1e5]"]) == 2
+    assert "quote" in capsys.readouterr().err
+
+
+def test_yaml_texts_stay_texts():
+    # What the command line reads with.
+    from jsonargparse._loaders_dumpers import yaml_load
+
+    for name in [*NAMES, "", " a", "1e-3", "007", "yes", "inf"]:
+        content = {"key": name, "list": [name]}
+        text = dump_yaml(content)
+        assert yaml_load(text) == yaml.safe_load(text) == content

@@ -60,12 +60,7 @@ def test_a_folder_of_images_runs_no_code(folder: Path):
 
 
 @pytest.mark.parametrize("command", ["fit", "sweep"])
-def test_a_name_in_a_configuration_is_imported(
-    folder: Path,
-    command: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_a_name_in_a_configuration_is_imported(folder, command, monkeypatch, capsys):
     """The process of a sweep's point is this one, which has imported Lightning."""
 
     def run_here(words: list[str], **_: object) -> int:

@@ -38,12 +38,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bundle(root / "m", learned)
     images = make_images(root / "images", [*CLASSES, "dog"], 16)
     # Of each class only the sixth was learned.
-    for name, gone in (
-        ("ant", range(5)),
-        ("bee", range(5)),
-        ("cat", [*range(5), *range(7, 16)]),
-    ):
-        for i in gone:
+    gone = {"ant": range(5), "bee": range(5), "cat": [*range(5), *range(7, 16)]}
+    for name, numbers in gone.items():
+        for i in numbers:
             (images / name / f"{i}.png").unlink()
     for i in (14, 15):
         (images / "ant" / f"{i}.png").rename(images / "bee" / f"wrong {i}.png")
@@ -102,9 +99,7 @@ def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys):
     assert_ends(run_cifnet("evaluate", **given), 2, "exists already", capsys)
 
 
-def test_held_out_images_and_classes_that_the_model_does_not_know(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_held_out_images_and_unknown_classes(made: Path, tmp_path: Path, capsys):
     make_images(tmp_path / "set" / "train", CLASSES, 3)
     make_images(tmp_path / "set" / "val", CLASSES, 6)
     code = run_cifnet("evaluate", model=made / "m", images=tmp_path / "set")
@@ -137,9 +132,8 @@ def shifted(tmp_path_factory):
 
 
 def recalibrate(root, *options):
-    return run_cifnet(
-        "evaluate", *options, model=root / "m", images=root / "new", recalibrate=True
-    )
+    given = {"model": root / "m", "images": root / "new"}
+    return run_cifnet("evaluate", "--recalibrate", *options, **given)
 
 
 def test_what_is_stored_and_shown(shifted, tmp_path, capsys):

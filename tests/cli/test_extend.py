@@ -77,9 +77,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("made")
     images = make_images(root / "old", OLD, 6)
     make_images(root / "checked", OLD, 4)
-    model = replace(
-        empty("ridge"), buffer=cifnet_pl.CalibrationBuffer(300), calibrated=True
-    )
+    buffer = cifnet_pl.CalibrationBuffer(300)
+    model = replace(empty("ridge"), buffer=buffer, calibrated=True)
     cifnet_pl.extend(model, images).model.save(root / "b")
     return root / "b"
 
@@ -101,9 +100,8 @@ def test_scores_are_shown_and_kept(bundle: Path, tmp_path: Path, capsys):
     bounds = wilson_interval(round(event.accuracy / 5), 20)
     interval = f"{bounds.low:.0f} to {bounds.high:.0f}; 20 images, each left out"
     assert f"new classes {event.accuracy:.1f} % ({interval})" in printed
-    change = (
-        f"{event.old_accuracy_before:.1f} % before, {event.old_accuracy:.1f} % after"
-    )
+    before, after = event.old_accuracy_before, event.old_accuracy
+    change = f"{before:.1f} % before, {after:.1f} % after"
     assert re.search(rf"old classes {re.escape(change)} \(\d+ to \d+; ", printed)
 
 

@@ -63,15 +63,10 @@ def test_exact_is_only_what_is(made: Path, tmp_path: Path, capsys):
     capsys.readouterr()
     given = {"model": tmp_path / "removed", "output": tmp_path / "again"}
     assert run_cifnet("extend", **given, images=tmp_path / "new") == 0
-    assert (
-        "if it is among bee, those images count against it" in capsys.readouterr().err
-    )
-    assert cifnet_pl.load(tmp_path / "again").class_names == [
-        "ant",
-        "cat",
-        "dog",
-        "bee",
-    ]
+    said = capsys.readouterr().err
+    assert "if it is among bee, those images count against it" in said
+    names = cifnet_pl.load(tmp_path / "again").class_names
+    assert names == ["ant", "cat", "dog", "bee"]
     code = forget(tmp_path / "again", tmp_path / "b", images)
     assert_ends(code, 0, "removed earlier without its images", capsys)
 

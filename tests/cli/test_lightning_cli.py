@@ -11,11 +11,13 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cifnet_pl.cli.lightning_cli import CIFNetCLI
 from cifnet_pl.utilities.run_folders import place_evaluation
 from tests.command_line import (
     BUFFER,
     assert_same_model,
     learned,
+    prepared,
     rows,
     run_cifnet,
 )
@@ -51,9 +53,7 @@ TAGS = {
 
 @pytest.fixture(scope="module")
 def shown_run(tmp_path_factory):
-    """The folder of a run of three tasks with a buffer and another logger, and its screen; tests
-    only read it.
-    """
+    """The folder of a run of three tasks with a buffer and another logger, and its screen."""
     logs = tmp_path_factory.mktemp("logs")
     options = [*BUFFER, "--seed_everything", "3", "--data.max_tasks", "3"]
     options += ["--trainer.logger", "CSVLogger"]
@@ -165,25 +165,16 @@ class TestConfig:
         saved = [yaml.safe_load((f / "config.yaml").read_text()) for f in (run, again)]
         assert saved[0] | {"logs": str(tmp_path)} == saved[1]
 
-    def test_seed_of_the_run_is_that_of_the_buffer(self, run, tmp_path):
-        """Also where the configuration of a run is run again with another seed."""
-        config = run / "config.yaml"
-        options = {"logs": tmp_path, "seed_everything": 4, "data.max_tasks": 1}
-        assert run_cifnet("fit", config=config, **options) == 0
-        runs = (run, tmp_path / "default" / "version_0")
-        assert [seed_of_buffer(folder) for folder in runs] == [3, 4]
-
-    def test_a_seed_that_is_given_stays(self, tmp_path):
-        few = [*BUFFER, "--data.max_tasks", "1"]
-        run = learned(tmp_path, *few, "--model.buffer.seed", "0")
-        config = run / "config.yaml"
-        assert run_cifnet("fit", config=config, seed_everything=5) == 0
-        runs = (run, run.parent / "version_1")
-        assert [seed_of_buffer(folder) for folder in runs] == [0, 0]
-
-
-def seed_of_buffer(run):
-    return json.loads((run / "summary.json").read_text())["buffer_settings"]["seed"]
+    def test_seed_of_the_run_is_that_of_the_buffer(self, run, summary, tmp_path):
+        """Unless it is given, and where a run's configuration is run again with another seed."""
+        assert summary["buffer_settings"]["seed"] == 3
+        file = run / "config.yaml"
+        for words, seed in (([], 4), (["--model.buffer.seed", "0"], 0), ([], 0)):
+            given = prepared("--config", str(file), "--seed_everything", "4", *words)
+            CIFNetCLI.before_instantiate_classes(given)
+            assert given.config.model.init_args.buffer.init_args.seed == seed
+            file = tmp_path / "config.yaml"
+            file.write_text(given._stored_config())
 
 
 class TestEvaluation:

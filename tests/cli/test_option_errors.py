@@ -1,6 +1,4 @@
-"""Bad input through the command line: one sentence that says what is wrong and what to do, and the
-right exit code.
-"""
+"""Bad input: one sentence that says what is wrong and what to do, and the right exit code."""
 
 import os
 from unittest.mock import Mock
@@ -68,9 +66,7 @@ REFUSED = {
 
 
 def one_sentence(capsys, longest: int = 500) -> str:
-    """The error that was printed: one line, and neither a traceback nor the package's way to say it
-    twice.
-    """
+    """The error that was printed: one line without a traceback, said once."""
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
     assert shown.startswith("cifnet: error: "), shown

@@ -90,9 +90,7 @@ def test_every_trained_method_is_in(name: str) -> None:
 
 
 def unlike() -> list[Point]:
-    """Points of all sweeps that differ in more than seed and data; trained methods with one of
-    their networks.
-    """
+    """Points that differ in more than seed and data; trained methods with one network."""
     result: dict[str, Point] = {}
     for name in POINTS:
         for point in points_of(name):

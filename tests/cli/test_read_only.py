@@ -1,6 +1,4 @@
-"""Folders that may not be written or read: one sentence, another exit code than 0, and nothing is
-left.
-"""
+"""Folders that may not be written or read: one sentence, no exit code 0, and nothing is left."""
 
 import ctypes
 import os

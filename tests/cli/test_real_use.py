@@ -1,18 +1,20 @@
-"""What people meet: ranks left in the environment, runs at the same time, and signals."""
+"""What people meet: ranks left in the environment, rivals, signals, pipes and odd names."""
 
 import os
 import signal
+import unicodedata
 from pathlib import Path
 
 import pytest
 from lightning.pytorch.utilities import rank_zero_only
 
+import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.classify import ClassificationTable
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.processes import RANKS
 from cifnet_pl.utilities.run_folders import RunChoice, locked_run
-from tests.command_line import assert_ends, fit, learned, make_images
+from tests.command_line import assert_ends, fit, learned, make_images, rows, run_cifnet
 from tests.models import empty, learn_task
 
 ONE_TASK = ("--data.max_tasks", "1")
@@ -136,3 +138,60 @@ def test_a_repeated_command_finds_its_output_there(model, tmp_path, capsys):
     options = ["--model", str(model), "--images", images]
     code = main(["extend", *options, "--output", str(tmp_path / "extend")])
     assert_ends(code, 2, "holds a bundle already", capsys)
+
+
+# ---------------------------------------------------------------------- folders as people have them
+
+COMPOSED = unicodedata.normalize("NFC", "Café")
+DECOMPOSED = unicodedata.normalize("NFD", "Café")
+
+
+@pytest.fixture(scope="module")
+def accented(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two classes, one of which has an accent."""
+    place = tmp_path_factory.mktemp("model")
+    images = make_images(place / "images", ["ant", COMPOSED], 6)
+    cifnet_pl.extend(empty("ridge"), images).model.save(place / "m")
+    return place / "m"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("classify", ["4 unreadable", "1 file is passed over"]),
+        ("watch --once", ["pipe.png", "device.png"]),
+    ],
+)
+def test_no_command_waits_for_a_pipe(command, said, accented, tmp_path, capsys):
+    folder = make_images(tmp_path / "new", ["ant"], 3)
+    os.mkfifo(folder / "pipe.png")
+    for name, place in (("nowhere", "gone"), ("circle", "circle")):
+        (folder / f"{name}.png").symlink_to(f"{place}.png")
+    (folder / "device.png").symlink_to("/dev/zero")
+    (folder / "1.jxl").write_bytes(b"x")
+    table = tmp_path / "a.csv"
+    words = f"{command} --model {accented} --images {folder} --output {table}"
+    assert main(words.split()) == 0
+    assert len(rows(table)) == 3
+    shown = capsys.readouterr()
+    assert [part for part in said if part not in shown.out + shown.err] == []
+
+
+def test_extend_knows_a_class_in_another_unicode_form(accented, tmp_path):
+    more = make_images(tmp_path / "more", [DECOMPOSED, "elk"], 4)
+    given = {"model": accented, "images": more, "output": tmp_path / "b"}
+    assert run_cifnet("extend", "--more", **given) == 0
+    extended = cifnet_pl.load(tmp_path / "b")
+    assert extended.class_names == [COMPOSED, "ant", "elk"]
+    given = {"model": tmp_path / "b", "output": tmp_path / "c"}
+    assert run_cifnet("forget", class_=DECOMPOSED, **given) == 0
+    assert cifnet_pl.load(tmp_path / "c").class_names == ["ant", "elk"]
+
+
+def test_classes_of_one_image_are_learned_and_not_scored(tmp_path, capsys, recwarn):
+    images = make_images(tmp_path / "images", ["ant", "bee"], 1)
+    data = ["--data.source", "folder", "--data.root", str(images)]
+    learned(tmp_path / "logs", *data, "--model.head", "RidgeHead")
+    assert "Accuracy not measured: no test images" in capsys.readouterr().out
+    assert not [warning for warning in recwarn if "compute" in str(warning.message)]

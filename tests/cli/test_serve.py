@@ -106,9 +106,7 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
     assert not thread.is_alive()
 
 
-def test_where_ctrl_c_is_ignored_at_the_start_its_exit_code_is_the_same(
-    tmp_path, monkeypatch
-):
+def test_ctrl_c_that_is_ignored_has_the_same_exit_code(tmp_path, monkeypatch):
     """As in a script's background: uvicorn ends all the same, but raises nothing then."""
     monkeypatch.setattr(uvicorn.Server, "run", lambda *args, **options: None)
     monkeypatch.setattr(tempfile, "tempdir", None)

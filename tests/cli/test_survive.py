@@ -1,6 +1,4 @@
-"""Kills, rivals and full disks: nothing half-written is ever read as whole, and trying again gives
-the same result.
-"""
+"""Kills, rivals, full disks: nothing half-written is read; trying again gives the same result."""
 
 import os
 import signal
@@ -124,7 +122,6 @@ def test_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
             errors = capsys.readouterr().err.splitlines()[-1]
             assert errors.startswith("cifnet: error: cannot write ")
             assert "File too large; nothing was changed" in errors
-    assert {
-        path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
-    } == before
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path: path.read_bytes() for path in files} == before
     assert not (tmp_path / "fresh").exists()

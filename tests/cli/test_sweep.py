@@ -188,9 +188,7 @@ def fake_run(folder: Path) -> str:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Sweep ``tmp_path/sweep.yaml`` into ``tmp_path/logs`` with points that take no time; what was
-    said.
-    """
+    """Sweep ``tmp_path/sweep.yaml`` into ``tmp_path/logs`` in no time; what was said."""
     monkeypatch.setattr(sweep, "run_point", fake_run)
     monkeypatch.setattr("cifnet_pl.report.figures.all_pictures", lambda _: {})
 
@@ -235,9 +233,7 @@ def test_complete_points_are_skipped(tmp_path, run, monkeypatch):
 
 
 @pytest.mark.system
-def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(
-    tmp_path, capfd
-):
+def test_a_stopped_point_goes_on_and_a_failing_one_says_why(tmp_path, capfd):
     path = write(tmp_path, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3])
     logs = tmp_path / "logs"
     (point,) = read_points(path)

@@ -1,13 +1,21 @@
-"""Terminals that cannot show every character, and Ctrl-C: what a user's machine does to a run."""
+"""Terminals of few characters and columns, and Ctrl-C: what a user's machine does to a run."""
 
+import os
+import re
 import signal
 import subprocess
+import sys
 import time
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from tests.command_line import FAST, call_in_turn, command, environment, make_images
+from cifnet_pl.__main__ import main
+from tests.command_line import FAST, call_in_turn, environment, make_images
+from tests.terminal import seen_at_a_terminal
 
 CHANGES_THE_ERROR = """
 import time
@@ -52,37 +60,27 @@ def test_no_character_ends_a_run(tmp_path: Path):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("when", ["starting", "importing", "learning"])
-def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str):
-    """While importing as well, where compiled modules turn the interrupt into an error of their
-    own.
-    """
+@pytest.mark.parametrize(
+    ("when", "sign"),
+    [("starting", "begun"), ("importing", "importing"), ("learning", "solving")],
+)
+def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str, sign: str):
+    """While importing as well, where compiled modules make an error of the interrupt."""
     # A shell that starts programs in the background has them ignore the signal.
     slow = "import signal, time, torch; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     slow += "def wait(*a, **k):\n    print('solving', flush=True); time.sleep(60)\n"
-    slow += (
-        "torch.linalg.cholesky_ex = wait\n"
-        if when == "learning"
-        else SAYS_WHEN_MAIN_HAS_BEGUN
-    )
+    if when == "learning":
+        slow += "torch.linalg.cholesky_ex = wait\n"
+    else:
+        slow += SAYS_WHEN_MAIN_HAS_BEGUN
     if when == "importing":
         (tmp_path / "lightning.py").write_text(CHANGES_THE_ERROR)
         slow = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + slow
     args = ["fit", *FAST, "--logs", str(tmp_path)]
-    code = (
-        slow
-        + f"import sys; from cifnet_pl.__main__ import main; sys.exit(main({args!r}))"
-    )
-    with subprocess.Popen(
-        [*command()[:1], "-c", code],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        sign = {"starting": "begun", "importing": "importing", "learning": "solving"}[
-            when
-        ]
+    slow += f"import sys; from cifnet_pl.__main__ import main; sys.exit(main({args!r}))"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    words = [sys.executable, "-c", slow]
+    with subprocess.Popen(words, env=environment(), **pipes) as process:
         while sign not in process.stdout.readline():
             assert process.poll() is None
         time.sleep(0.3)  # at the start, somewhere in the imports
@@ -90,3 +88,58 @@ def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str):
         _, errors = process.communicate()
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
+
+
+# ---------------------------------------------------------------------- 80 columns
+
+COLUMNS = 80
+FIT = "fit --config folder --model.backbone pixels:8 --data.image_size 8"
+COMMANDS = [
+    f"{FIT} --data.num_workers 0 --data.root images --energy.tracking_mode process",
+    "extend --model lightning_logs/folder --images new --output more --check images",
+    "evaluate --model more --images images --output evaluated",
+    "audit --model more --images images --output audit",
+    "info --model more",
+    "classify --model more --images new --output p.csv --unknown 0.05",
+    "forget --model more --class ant --output less",
+    "forget --model more --class ant --images images --output lesser",
+    "export --model more --output bundle",
+    "report lightning_logs --output report",
+]
+
+
+def noisy_images(root: Path, classes: list[str]) -> None:
+    """Class folders of 24 noisy images that are no near-duplicates of each other."""
+    for name in classes:
+        (root / name).mkdir(parents=True)
+        draw = np.random.default_rng([*name.encode()])
+        pattern = draw.uniform(0, 255, (8, 8, 3))
+        for i in range(24):
+            pixels = np.clip(pattern + draw.normal(0, 70, pattern.shape), 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{i}.png")
+
+
+def run_all(folder: Path) -> int:
+    """Run the commands in a folder, and print a line of its own before each."""
+    os.chdir(folder)
+    for line in COMMANDS:
+        print("###", flush=True)
+        assert main(line.split()) == 0
+    return 0
+
+
+def test_screens(tmp_path: Path):
+    """No line is wider or said twice, and ``fit`` says little at its end."""
+    noisy_images(tmp_path / "images", ["ant", "bee", "cat"])
+    noisy_images(tmp_path / "new", ["dog"])
+    shown = seen_at_a_terminal(partial(run_all, tmp_path), COLUMNS)
+    assert [line for line in shown.splitlines() if len(line) > COLUMNS] == []
+    screens = [part.splitlines() for part in shown.split("###\n")[1:]]
+    for lines in screens:
+        said = [line for line in lines if re.match(r"\w", line) and "━" not in line]
+        assert len(said) == len(set(said)) > 0
+    lines = screens[0]
+    end = next(i for i, line in enumerate(lines) if line.startswith("└"))
+    folder = next(i for i, line in enumerate(lines) if line.startswith("Run folder"))
+    said = [line for line in lines[end + 1 : folder] if line]
+    assert 3 <= len(said) <= 6

@@ -3,10 +3,12 @@
 import itertools
 
 import matplotlib
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+from PIL import Image
 
 from cifnet_pl.report.figures import STYLE, Picture
 
@@ -16,6 +18,8 @@ def assert_labels_are_readable(picture: Picture) -> None:
     canvas = FigureCanvasAgg(picture.figure)
     with matplotlib.rc_context(STYLE):
         canvas.draw()
+    grey = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("L")
+    assert grey.getextrema() == (0, 255)
     boxes = []
     for text in texts_of(picture.figure):
         # Of an annotation without its arrow.

@@ -26,13 +26,8 @@ def keep_predictions(run: Path, right: np.ndarray, order: np.ndarray) -> None:
     for task, hits in ((1, np.zeros(len(right), dtype=bool)), (2, right)):
         label = (order % 10).astype(str)
         first = np.where(hits[order], label, "x")
-        part = {
-            "task": task,
-            "image": order.astype(str),
-            "label": label,
-            "top_1": first,
-        }
-        parts.append(pd.DataFrame(part))
+        part = {"task": task, "image": order.astype(str), "label": label}
+        parts.append(pd.DataFrame(part | {"top_1": first}))
     pd.concat(parts).to_parquet(run / "predictions.parquet")
 
 
@@ -69,9 +64,8 @@ def test_differences_are_of_the_same_seeds_and_images(runs, tmp_path, capsys):
     over_seeds = rows["final accuracy A_K (%), over seeds"]
     assert float(over_seeds["difference"]) == pytest.approx(differences.mean())
     wanted = stats.ttest_1samp(differences, 0)
-    assert float(over_seeds["95 % from"]) == pytest.approx(
-        wanted.confidence_interval().low
-    )
+    low = wanted.confidence_interval().low
+    assert float(over_seeds["95 % from"]) == pytest.approx(low)
     assert float(over_seeds["p"]) == pytest.approx(wanted.pvalue, rel=0.05)
     both = rows["final accuracy A_K (%), over seeds and images"]
     assert float(both["95 % from"]) < differences.mean() < float(both["95 % to"])

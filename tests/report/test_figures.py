@@ -42,9 +42,7 @@ def test_values_over_many_powers_of_ten_have_ticks_apart(tmp_path: Path) -> None
     assert_labels_are_readable(picture)
 
 
-def test_areas_are_proportional_to_energy_and_unlike_conditions_have_panels_apart(
-    tmp_path: Path,
-) -> None:
+def test_areas_are_energies_and_unlike_conditions_have_panels(tmp_path: Path) -> None:
     """Three heads on a CPU; one of them ran with the cache and on a GPU as well."""
     cpu = {"machine": "some CPU"}
     plan: list[dict[str, Any]] = [
@@ -66,9 +64,7 @@ def test_areas_are_proportional_to_energy_and_unlike_conditions_have_panels_apar
     assert sorted(sizes) == pytest.approx(wanted)
 
 
-def test_one_figure_has_all_methods_of_its_data_and_one_those_on_each_network(
-    tmp_path: Path,
-) -> None:
+def test_one_figure_of_all_methods_and_one_for_each_network(tmp_path: Path) -> None:
     runs = [
         {"head": "CIFNetHead", "backbone": "file:a.pth"},
         {"head": "RidgeHead", "backbone": "file:a.pth"},

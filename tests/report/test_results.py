@@ -34,14 +34,10 @@ def test_the_table_has_a_row_for_each_run_and_task(tmp_path: Path) -> None:
 
 def test_the_same_data_in_another_folder_is_the_same_setting(tmp_path: Path) -> None:
     """As on a second machine; images that differ, in folders of one name, stay apart."""
-    places = {
-        "/a/images": "aa",
-        "/b/photos": "aa",
-        "/c/images": "cc",
-        "/d/images": None,
-    }
+    roots = ["/a/images", "/b/photos", "/c/images", "/d/images"]
+    marks = ["aa", "aa", "cc", None]
     options = []
-    for seed, (root, mark) in enumerate(places.items(), 1):
+    for seed, (root, mark) in enumerate(zip(roots, marks, strict=True), 1):
         data = {"source": "folder", "root": root}
         about = {"data_fingerprint": mark}
         options.append({"seed": seed, "data": data, "about": about})
@@ -93,47 +89,32 @@ def test_the_same_seed_twice_counts_once(tmp_path: Path) -> None:
 
 
 def test_variants_are_named_by_what_they_change(tmp_path: Path) -> None:
-    results = results_of(
-        tmp_path,
-        {},
-        {"buffer": None},
-        {"buffer": {"oversample": False}},
-        {"head_options": {"update_past": False}},
-        {"head_options": {"weighting": "released"}},
-        {"buffer": {"capacity": 500}},
-        {"buffer": {"strategy": "herding"}},
-        {"head_options": {"ridge": "gcv"}},
-        {"head_options": {"ridge": 10.0}, "buffer": {"capacity": 200}},
-        {"head": "RidgeHead", "buffer": {"capacity": 500}},
-        {"head": "RidgeHead", "buffer": None, "seed": 2},
-    )
+    changes = {"head_options": {"ridge": 10.0}, "buffer": {"capacity": 200}}
+    runs: dict[str, dict[str, Any]] = {
+        "CIFNet": {},
+        "CIFNet, no buffer": {"buffer": None},
+        "CIFNet, buffer 500": {"buffer": {"capacity": 500}},
+        "CIFNet, no oversampling": {"buffer": {"oversample": False}},
+        "CIFNet, herding buffer": {"buffer": {"strategy": "herding"}},
+        "CIFNet, λ by GCV": {"head_options": {"ridge": "gcv"}},
+        "CIFNet, locked old neurons": {"head_options": {"update_past": False}},
+        "CIFNet, released weighting": {"head_options": {"weighting": "released"}},
+        "CIFNet, buffer 200, λ 10": changes,
+        "Exact ridge": {"head": "RidgeHead", "buffer": {"capacity": 500}},
+    }
+    # A buffer that a head has no use for makes no difference.
+    without = {"head": "RidgeHead", "buffer": None, "seed": 2}
+    results = results_of(tmp_path, *reversed(runs.values()), without)
     seeds = seeds_by_label(results)
-    assert list(seeds) == [
-        "CIFNet",
-        "CIFNet, no buffer",
-        "CIFNet, buffer 500",
-        "CIFNet, no oversampling",
-        "CIFNet, herding buffer",
-        "CIFNet, λ by GCV",
-        "CIFNet, locked old neurons",
-        "CIFNet, released weighting",
-        "CIFNet, buffer 200, λ 10",
-        "Exact ridge",  # a buffer that a head has no use for makes no difference
-    ]
+    assert list(seeds) == list(runs)
     assert len(seeds["Exact ridge"]) == 2
     (family,) = results.families("buffer", "buffer.oversample", "head.update_past")
-    assert list(family["variant"].unique()) == [
-        "full method",
-        "no buffer",
-        "no oversampling",
-        "locked old neurons",
-    ]
+    variants = ["full method", "no buffer", "no oversampling", "locked old neurons"]
+    assert list(family["variant"].unique()) == variants
     assert results.other_keys() == ["head.ridge"]
 
 
-def test_two_buffers_beside_a_reference_without_any_are_told_apart(
-    tmp_path: Path,
-) -> None:
+def test_two_buffers_beside_a_reference_without_any(tmp_path: Path) -> None:
     runs = [{"buffer": {"capacity": c}, "classes": 2} for c in (100, 300)]
     runs += [{"buffer": None, "classes": c} for c in (2, 5, 10)]
     measured = results_of(tmp_path, *runs).measured
@@ -148,11 +129,8 @@ def test_two_buffers_beside_a_reference_without_any_are_told_apart(
 def test_the_default_is_the_reference_of_a_pure_sweep(tmp_path: Path) -> None:
     runs = [{"buffer": {"capacity": c}} for c in (200, 2000, 4000)]
     results = results_of(tmp_path, *runs)
-    assert list(seeds_by_label(results)) == [
-        "CIFNet",
-        "CIFNet, buffer 200",
-        "CIFNet, buffer 4000",
-    ]
+    labels = ["CIFNet", "CIFNet, buffer 200", "CIFNet, buffer 4000"]
+    assert list(seeds_by_label(results)) == labels
     # A part that is missing is said, even where nothing else is there.
     alone = results_of(tmp_path / "alone", {"buffer": None})
     assert list(seeds_by_label(alone)) == ["CIFNet, no buffer"]
@@ -208,9 +186,7 @@ def trained(folder: Path, seed: int, **options: Any) -> None:
     say(run, head="FOSTERModule", **own)
 
 
-def test_seeds_of_a_trained_method_are_one_row_and_its_defaults_have_its_name(
-    tmp_path: Path,
-) -> None:
+def test_seeds_of_a_trained_method_are_one_row(tmp_path: Path) -> None:
     for seed in (1, 2):
         trained(tmp_path / f"half-s{seed}" / "version_0", seed, memory_rate=0.5)
         trained(tmp_path / f"plain-s{seed}" / "version_0", seed, memory_rate=None)

@@ -20,14 +20,6 @@ def test_folders_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None
         find_folders([tmp_path / "none"])
 
 
-def test_a_file_is_no_folder_of_runs(tmp_path):
-    file = tmp_path / "README.md"
-    file.touch()
-    runs, (sentence,) = read_runs([file])
-    assert not runs
-    assert sentence == f"{file} is a file, not a folder of runs"
-
-
 DAMAGED = [
     ("summary.json", '{"head": "NCM', " is damaged"),
     ("summary.json", None, " has no summary.json: the run has not finished"),
@@ -36,9 +28,7 @@ DAMAGED = [
     ("config.yaml", "a: 1", " is damaged"),
     ("config.yaml", None, " is damaged"),
 ]
-"""A file of a run, what is in it instead, as a full disk or a failing one leaves it, and the
-sentence.
-"""
+"""A file of a run, what a full or failing disk leaves in it, and the sentence."""
 
 
 def test_damaged_runs_are_named_and_the_others_read(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from cifnet_pl.report.page import ImageRow, Section, audit_page
+from cifnet_pl.report.page import TEMPLATES, Section
 from cifnet_pl.report.results import read_results
 from cifnet_pl.report.tables import (
     ReportTable,
@@ -201,12 +201,14 @@ MARKUP = "<script>alert('1')</script> & \"x\""
 
 def test_whatever_images_and_classes_are_called_is_text() -> None:
     images = {Path("<script>alert('1')"): MARKUP}
-    side = ImageRow(MARKUP, images)
+    side = (MARKUP, images)
     table = {"header": (MARKUP,), "rows": [(MARKUP,)]}
     pairs = [(side, side)]
     figure = Figure(figsize=(21, 2), dpi=130)
     section = Section(MARKUP, [MARKUP], figure, pairs=pairs, images=images, **table)
-    page = audit_page(MARKUP, [MARKUP], [section])
+    page = TEMPLATES.get_template("audit.html").render(
+        title=MARKUP, lead=[MARKUP], sections=[section]
+    )
     assert '<img class="wide" style="width: 21.0in"' in page  # as it was drawn
     assert "<script" not in page
     assert page.count("&lt;script&gt;alert(&#39;1&#39;)") == 19
