@@ -5,12 +5,8 @@ from __future__ import annotations
 from itertools import takewhile
 from pathlib import Path
 
-from cifnet_pl.cli.parsing import choose_backbone, find_config
 from cifnet_pl.utilities.files import config_files
 from cifnet_pl.utilities.text import print_text
-
-# The parts of a configuration are found where options are parsed.
-__all__ = ["choose_backbone", "configs", "find_config"]
 
 
 def configs() -> None:

@@ -9,10 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifnet_pl.cli.configs import choose_backbone, find_config
 from cifnet_pl.cli.parsing import (
     OneSentence,
+    choose_backbone,
     chooses_method,
+    find_config,
     options_in,
     plain,
     with_clean_heads,
