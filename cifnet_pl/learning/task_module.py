@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.datamodule import CIFNetDataModule, Learner, TaskSamples
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.learning.custom_metrics import MetricFactory, check_metrics, values_of
+from cifnet_pl.learning.columns import values_of
 from cifnet_pl.learning.run_record import RunRecord
 from cifnet_pl.learning.run_state import read_run_state, require_same
 from cifnet_pl.learning.strategy import evaluate_task, take_tasks_as_epochs
@@ -30,6 +30,7 @@ from cifnet_pl.utilities.errors import (
     explaining_full_memory,
 )
 from cifnet_pl.utilities.growing_tensors import float64_device
+from cifnet_pl.utilities.plugins import failure
 from cifnet_pl.utilities.processes import of_all_processes
 
 
@@ -76,7 +77,7 @@ class TaskModule(LightningModule):
         self.learned_tasks: list[list[str]] = []
         self.by_classifier: dict[str, Tensor] = {}
         self.record = RunRecord()
-        self.metrics: Mapping[str, MetricFactory] = {}
+        self.metrics: Mapping[str, Callable[[int], Metric]] = {}
         self.method: type = type(self)
         self.element_bytes = 4
         self.buffer_bytes = 4
@@ -188,7 +189,13 @@ class TaskModule(LightningModule):
             self._under_way = False
         if self.data.kind.samples_return:
             self.check_returning()
-        check_metrics(self.metrics)
+        # A metric that fails, or gives something else than one number, does so now.
+        for name, factory in self.metrics.items():
+            with explained(UsageError, f"metric {name} fails", reason=failure):
+                metric = factory(2)
+                samples = torch.eye(2, dtype=torch.float64)
+                metric.update(samples, torch.tensor([0, 1]))
+                float(metric.compute())
         # Duplicates are found now, so that no task's time includes it.
         self.data.find_duplicates()
         tasks = len(self.data.plan.tasks)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.reader import usable_cores
-from cifnet_pl.learning.run_description import (
+from cifnet_pl.learning.callbacks.task_metrics import (
     fingerprint,
     machine,
     package_commit,
