@@ -96,11 +96,56 @@ def _run(words: list[str]) -> None:
     elif commands.topic_of(words[1:]) == "":
         print(commands.usual_help(words[0]))
     else:
-        from cifnet_pl.cli.lightning_cli import run  # Lightning takes seconds to import
+        _run_lightning(words)
 
-        quieten_lightning()
-        with _signals_ending_lightning():
-            run(words)
+
+QUIET_WARNINGS = (
+    r".*does not have many workers.*",
+    r".*in eval mode at the start of training.*",
+    r".*configure_optimizers.*returned.*None.*",
+    r".*GPU available but not used.*",
+    r".*isinstance\(treespec, LeafSpec\).*",
+    r".*smaller than the logging interval.*",
+    r".*LightningCLI's args parameter.*",
+    r".*Couldn't infer the batch indices.*",
+    r".*`srun` command is available.*",
+    r".*Total length of .* across ranks is zero.*",
+)
+
+
+def _run_lightning(words: list[str]) -> None:
+    """Run a sub-command that needs a Trainer.
+
+    Advice of Lightning that is wrong without gradients is not shown, nor messages that the run's
+    own lines replace. A signal ends the program, as Lightning lets it pass for a success or an
+    error.
+    """
+    # Lightning takes seconds to import, and sets the levels of its loggers then.
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+    from cifnet_pl.cli.lightning_cli import run
+
+    for message in QUIET_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # This package's own messages go through Lightning's logger of the first process.
+    shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    shared.setLevel(logging.INFO)
+    package = str(Path(__file__).parent)
+    shared.addFilter(
+        lambda record: (
+            record.pathname.startswith(package) or record.levelno >= logging.WARNING
+        )
+    )
+    try:
+        run(words)
+    except SIGTERMException as error:
+        raise SystemExit(128 + signal.SIGTERM) from error
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 @contextmanager
@@ -132,23 +177,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             os._exit(128 + number)
         frame = frame.f_back
     raise KeyboardInterrupt(128 + number)
-
-
-@contextmanager
-def _signals_ending_lightning() -> Iterator[None]:
-    """Within the block, a signal ends the program, as Lightning lets it pass for a success or an
-    error.
-    """
-    from lightning.pytorch.utilities.exceptions import SIGTERMException
-
-    try:
-        yield
-    except SIGTERMException as error:
-        raise SystemExit(128 + signal.SIGTERM) from error
-    except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):
-            raise error.__context__ from None
-        raise
 
 
 def _open_closed_streams() -> None:
@@ -200,40 +228,6 @@ def prepare_process() -> None:
         logger.handlers = [messages]
         logger.setLevel(logging.INFO)
         logger.propagate = False
-
-
-QUIET_WARNINGS = (
-    r".*does not have many workers.*",
-    r".*in eval mode at the start of training.*",
-    r".*configure_optimizers.*returned.*None.*",
-    r".*GPU available but not used.*",
-    r".*isinstance\(treespec, LeafSpec\).*",
-    r".*smaller than the logging interval.*",
-    r".*LightningCLI's args parameter.*",
-    r".*Couldn't infer the batch indices.*",
-    r".*`srun` command is available.*",
-    r".*Total length of .* across ranks is zero.*",
-)
-
-
-def quieten_lightning() -> None:
-    """Silence advice that is wrong without gradients, and messages that the run's lines replace.
-
-    Call this once Lightning is imported, which sets the levels of its loggers then.
-    """
-    for message in QUIET_WARNINGS:
-        warnings.filterwarnings("ignore", message=message)
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    # This package's own messages go through Lightning's logger of the first process.
-    shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    shared.setLevel(logging.INFO)
-    package = str(Path(__file__).parent)
-    shared.addFilter(
-        lambda record: (
-            record.pathname.startswith(package) or record.levelno >= logging.WARNING
-        )
-    )
 
 
 def tune_libraries() -> None:

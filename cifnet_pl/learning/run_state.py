@@ -70,8 +70,7 @@ class RunState(StoredRecord):
 
         So the open task begins anew. Otherwise its counters, which depend on the hook that wrote
         the checkpoint, would skip its hooks and its first batches. Lightning takes these counters
-        over after ``on_fit_start``, in which
-        :func:`~cifnet_pl.learning.strategy.take_tasks_as_epochs` sets those of other runs.
+        over after the module's ``on_fit_start``, which sets those of other runs.
 
         Args:
             checkpoint: it is changed in place.

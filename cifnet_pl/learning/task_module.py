@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -20,7 +22,6 @@ from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.columns import values_of
 from cifnet_pl.learning.run_record import RunRecord
 from cifnet_pl.learning.run_state import read_run_state, require_same
-from cifnet_pl.learning.strategy import evaluate_task, take_tasks_as_epochs
 from cifnet_pl.model.bundle import FORMAT
 from cifnet_pl.model.evaluation import Evaluation, judge, table_of
 from cifnet_pl.utilities.errors import (
@@ -151,14 +152,10 @@ class TaskModule(LightningModule):
         return [name for names in self.learned_tasks for name in names]
 
     @property
-    def task_sizes(self) -> list[int]:
-        """Number of classes of each task."""
-        return [len(names) for names in self.learned_tasks]
-
-    @property
     def task_of_label(self) -> Tensor:
         """(C,) int64 task of each label, from 0."""
-        return torch.repeat_interleave(torch.tensor(self.task_sizes))
+        sizes = torch.tensor([len(names) for names in self.learned_tasks])
+        return torch.repeat_interleave(sizes)
 
     @property
     def tasks_finished(self) -> int:
@@ -182,7 +179,7 @@ class TaskModule(LightningModule):
         return []
 
     def on_fit_start(self) -> None:
-        """Undo an open task, check the data, and let the Trainer take tasks for epochs."""
+        """Undo an open task, check the data, and let the Trainer learn one task in each epoch."""
         if self._under_way:
             self.learned_tasks.pop()
             self.abort_task()
@@ -198,8 +195,26 @@ class TaskModule(LightningModule):
                 float(metric.compute())
         # Duplicates are found now, so that no task's time includes it.
         self.data.find_duplicates()
+        trainer = self.trainer
         tasks = len(self.data.plan.tasks)
-        take_tasks_as_epochs(self.trainer, tasks, self.tasks_finished)
+        if trainer.max_epochs is not None and 0 <= trainer.max_epochs < tasks:
+            rank_zero_info(
+                f"max_epochs is {trainer.max_epochs}, but a task is one epoch, and all"
+                f" {tasks} tasks are learned: for fewer give max_tasks={trainer.max_epochs} to the"
+                " data module"
+            )
+        trainer.fit_loop.max_epochs = tasks
+        # A module that has learned tasks before continues after them, with any Trainer.
+        epochs = trainer.fit_loop.epoch_progress
+        steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        for counts in (epochs.current, epochs.total, steps.total):
+            for name in vars(counts):
+                setattr(counts, name, self.tasks_finished)
+        cast(Any, trainer).reload_dataloaders_every_n_epochs = 1
+        # Lightning would evaluate at the start and before on_train_epoch_end, when the head is not
+        # solved.
+        trainer.num_sanity_val_steps = 0
+        trainer.check_val_every_n_epoch = sys.maxsize
 
     def on_train_epoch_start(self) -> None:
         """Begin the task of this epoch."""
@@ -233,7 +248,16 @@ class TaskModule(LightningModule):
             "solve_seconds": end - start,
         }
         self._task_start = None
-        evaluate_task(self.trainer)
+        trainer = self.trainer
+        # The task counts as one optimizer step: else ``global_step`` would stay 0, and Lightning's
+        # ModelCheckpoint save nothing.
+        steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        steps.increment_ready()
+        steps.increment_completed()
+        # Lightning's own validation loop inside training, as Lightning runs it in mid-epoch.
+        trainer.validating = True
+        trainer.fit_loop.epoch_loop.val_loop.run()
+        trainer.training = True
 
     def on_validation_epoch_start(self) -> None:
         """Begin an evaluation over all classes seen."""
@@ -338,7 +362,7 @@ class TaskModule(LightningModule):
             "under_way": self._under_way,
             "solving": self._solving,
             "class_names": list(self.class_names),
-            "task_sizes": self.task_sizes,
+            "task_sizes": [len(names) for names in self.learned_tasks],
             "settings": self.settings(),
             "images": self.data.describe_images(self.backbone.preprocessing),
             "precision": str(self.trainer.precision),

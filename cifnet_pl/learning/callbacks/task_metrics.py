@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -381,31 +381,6 @@ def _class_and_arguments(instance: Any, arguments: Mapping[str, Any]) -> dict[st
     }
 
 
-def predictions_table(
-    task: int, samples: pd.DataFrame, images: Sequence[str], class_names: Sequence[str]
-) -> pd.DataFrame:
-    """Return the rows of ``predictions.parquet`` of a task, in the order of the data.
-
-    Args:
-        task: number of the task, from 1.
-        samples: of an evaluation: the true label (``target``), the ``row`` in the test set, and the
-            most probable labels with their probabilities, as :class:`PredictionRecord` adds them.
-        images: names of all test images.
-        class_names: by label.
-    """
-    samples = samples.sort_values("row", kind="stable")
-    names = pd.array([utf8(name) for name in class_names], dtype="string")
-    image = [utf8(images[row]) for row in samples["row"]]
-    table = pd.DataFrame({"task": task, "image": image})
-    table["label"] = names[samples["target"]]
-    for k in range(1, TOP_K + 1):
-        labels = samples[f"top_{k}"].to_numpy()
-        probabilities = samples[f"probability_{k}"].to_numpy()
-        table[f"top_{k}"] = names.take(labels, allow_fill=True)
-        table[f"probability_{k}"] = probabilities.astype("float32")
-    return table
-
-
 class PredictionRecord(Callback):
     """Write the predictions of every task into the folder ``predictions.parquet``.
 
@@ -451,7 +426,7 @@ class PredictionRecord(Callback):
             judged[f"probability_{k + 1}"] = probabilities[:, k]
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the predictions of all processes."""
+        """Write the predictions of all processes, in the order of the data."""
         if not self.every_task or trainer.state.fn != "fit":
             return
         module = cast(TaskModule, pl_module)
@@ -461,8 +436,17 @@ class PredictionRecord(Callback):
             return
         task = module.tasks_finished
         images = module.data.source.test.names
-        names = evaluation.class_names
-        table = predictions_table(task, evaluation.samples, images, names)
+        names = [utf8(name) for name in evaluation.class_names]
+        name_of = pd.array(names, dtype="string")
+        samples = evaluation.samples.sort_values("row", kind="stable")
+        image = [utf8(images[row]) for row in samples["row"]]
+        table = pd.DataFrame({"task": task, "image": image})
+        table["label"] = name_of[samples["target"]]
+        for k in range(1, TOP_K + 1):
+            labels = samples[f"top_{k}"].to_numpy()
+            probabilities = samples[f"probability_{k}"].to_numpy()
+            table[f"top_{k}"] = name_of.take(labels, allow_fill=True)
+            table[f"probability_{k}"] = probabilities.astype("float32")
         path = folder / "predictions.parquet" / f"task_{task:04}.parquet"
         write_atomic(
             path, lambda to: table.to_parquet(to, index=False, compression="zstd")
