@@ -301,9 +301,8 @@ def test_herding_is_the_greedy_search_written_out() -> None:
     chosen = list[int]()
     for _ in range(15):
         left = [i for i in range(len(z)) if i not in chosen]
-        gaps = [
-            np.linalg.norm(features[[*chosen, i]].mean(axis=0) - mean) for i in left
-        ]
+        means = [features[[*chosen, i]].mean(axis=0) for i in left]
+        gaps = np.linalg.norm(np.array(means) - mean, axis=1)
         chosen.append(left[int(np.argmin(gaps))])
     assert select_herding(z, KEYS, 0, 15).tolist() == chosen
 

@@ -86,11 +86,8 @@ class TaskModule(LightningModule):
         self.position: dict[str, Any] | None = None
         self.cached_embeddings = 0  # of the task: read from the cache, not computed
         self._task_start: float | None = None  # None between tasks
-        self._seconds: dict[str, float] = {}
         self._under_way = False
         self._solving = False
-        self._custom: dict[str, Metric] = {}
-        self.judged: list[dict[str, Tensor]] = []
 
     # ------------------------------------------------------------------ for subclasses to override
 
@@ -265,9 +262,9 @@ class TaskModule(LightningModule):
             raise UsageError(
                 "nothing is learned yet: give a checkpoint with --ckpt_path"
             )
-        self.judged.clear()
+        self.judged: list[dict[str, Tensor]] = []
         self._evaluation_start = time.perf_counter()
-        self._custom = {}
+        self._custom: dict[str, Metric] = {}
         count = len(self.class_names)
         if count > 1:  # metrics of torchmetrics refuse a single class
             device = float64_device(self.device)

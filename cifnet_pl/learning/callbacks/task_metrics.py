@@ -233,17 +233,26 @@ def global_seed() -> int | None:
     return int(seed)
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def machine(device: torch.device, info: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
     """Describe the machine of a run.
 
     Args:
         device: of the run.
+        info: Linux's description of the processors.
 
     Returns:
-        ``device``, ``machine`` (a line for people), ``processor``, ``gpu`` (None without one),
-        ``cores`` that this process may use, and ``threads`` of torch.
+        ``device``, ``machine`` (a line for people), ``processor`` (its model, as the system calls
+        it), ``gpu`` (None without one), ``cores`` that this process may use, and ``threads`` of
+        torch.
     """
-    name = processor()
+    text = ""
+    if info.exists():
+        text = info.read_text(encoding="utf-8")
+    model = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
+    if model:
+        name = " ".join(model[1].split())
+    else:
+        name = platform.processor() or platform.machine()
     cores = usable_cores()
     gpu = None
     if device.type == "cuda":
@@ -258,21 +267,6 @@ def machine(device: torch.device) -> dict[str, Any]:
         "cores": cores,
         "threads": torch.get_num_threads(),
     }
-
-
-def processor(info: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the model of the processor, as the system calls it.
-
-    Args:
-        info: Linux's description of the processors.
-    """
-    text = ""
-    if info.exists():
-        text = info.read_text(encoding="utf-8")
-    match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
-    if match:
-        return " ".join(match[1].split())
-    return platform.processor() or platform.machine()
 
 
 @cache
