@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from cifnet_pl.utilities.errors import CifnetError, refusal, unknown_name
+from cifnet_pl.utilities.processes import is_first_process
 from cifnet_pl.utilities.text import print_text
 from cifnet_pl.utilities.version import __version__
 
@@ -49,8 +50,8 @@ def main(args: Sequence[str] | None = None) -> int:
         args = sys.argv[1:]
     words = list(args)
     is_run = words[:1] == ["fit"]
-    _open_closed_streams()
     try:
+        prepare_process()
         with _interrupting(signal.SIGINT, signal.default_int_handler):
             _run(words)
             sys.stdout.flush()
@@ -77,7 +78,6 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> None:
     from cifnet_pl.cli import commands
 
-    prepare_process()
     if not words or words[0] in ("-h", "--help", "help"):
         print(commands.overview())
     elif words[0] in ("-V", "--version"):
@@ -179,19 +179,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(128 + number)
 
 
-def _open_closed_streams() -> None:
-    """Open the standard streams that were closed, as by ``>&-``; what they get is lost.
-
-    Otherwise they cannot be written to, and the next file takes the place of one.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)  # its number, the lowest free one
-            os.set_inheritable(nowhere, True)
-            stream = os.fdopen(nowhere, "w" if number else "r", encoding="utf-8")
-            setattr(sys, name, stream)
-
-
 def _error_of_output() -> OSError | None:
     """Return the error of writing to the standard output, as of a closed pipe or a full disk.
 
@@ -211,14 +198,22 @@ def _error_of_output() -> OSError | None:
 
 
 def prepare_process() -> None:
-    """Set up this process: encoding, memory, threads and messages."""
-    from cifnet_pl.utilities.processes import is_first_process
+    """Set up this process: streams, encoding, memory, threads and messages.
 
+    Standard streams that were closed, as by ``>&-``, are opened; what they get is lost. Otherwise
+    they could not be written to, and the next file would take the place of one.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # its number, the lowest free one
+            os.set_inheritable(nowhere, True)
+            stream = os.fdopen(nowhere, "w" if number else "r", encoding="utf-8")
+            setattr(sys, name, stream)
     # Whatever their encoding (cp1252, ASCII, …).
-    for stream in (sys.stdout, sys.stderr):
+    for shown in (sys.stdout, sys.stderr):
         # Streams that a test or a notebook put there may lack it.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+        if hasattr(shown, "reconfigure"):
+            shown.reconfigure(errors="backslashreplace")
     tune_libraries()
     messages = logging.StreamHandler()
     messages.setFormatter(logging.Formatter("cifnet: %(message)s"))

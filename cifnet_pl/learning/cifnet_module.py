@@ -322,7 +322,7 @@ class CIFNetModule(TaskModule):
         if not self.backbone.weights_in_model:
             fixed = self.backbone.state_dict(prefix="backbone.")
             checkpoint["state_dict"].update(fixed)
-        self.model.class_names = list(self.class_names)
+        self.model.class_names = self.class_names
         self.model.engines = list(about.engines)
         self.model.history = list(about.history)
 

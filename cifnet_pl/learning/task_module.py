@@ -358,7 +358,7 @@ class TaskModule(LightningModule):
             "format": FORMAT,
             "under_way": self._under_way,
             "solving": self._solving,
-            "class_names": list(self.class_names),
+            "class_names": self.class_names,
             "task_sizes": [len(names) for names in self.learned_tasks],
             "settings": self.settings(),
             "images": self.data.describe_images(self.backbone.preprocessing),

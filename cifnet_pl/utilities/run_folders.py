@@ -63,9 +63,9 @@ def experiment_folder(
 def versions(base: Path) -> list[Path]:
     """Return the folders ``version_N`` in ``base``, oldest first."""
     names = [path.name for path in base.glob("version_*")]
-    found = [re.fullmatch("version_([0-9]+)", name) for name in names]
-    numbers = sorted(int(number[1]) for number in found if number)
-    return [base / f"version_{number}" for number in numbers]
+    numbered = [name for name in names if re.fullmatch("version_[0-9]+", name)]
+    numbered.sort(key=lambda name: int(name.removeprefix("version_")))
+    return [base / name for name in numbered]
 
 
 def images_of_run(model: Path) -> str | None:

@@ -202,7 +202,7 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
         "image_size": data.image_shape(module.backbone.preprocessing)[0],
         "seed": global_seed(),
         "class_order": module.class_names,
-        "tasks": [list(names) for names in module.learned_tasks],
+        "tasks": module.learned_tasks,
         "data_fingerprint": fingerprint(data.source),
         "versions": versions,
         "git_commit": package_commit(),
