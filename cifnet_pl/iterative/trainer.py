@@ -839,6 +839,5 @@ class IterativeModule(TaskModule):
         # The weights fit a module that has learned already only if it has the same structure.
         if not self.n_classes:
             with self.seeded(3):
-                sizes = [len(names) for names in self.learned_tasks]
-                self.rebuild(sizes[: self.tasks_finished])
+                self.rebuild(self.task_sizes[: self.tasks_finished])
         self.to(self.device)

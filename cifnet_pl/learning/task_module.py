@@ -149,10 +149,14 @@ class TaskModule(LightningModule):
         return [name for names in self.learned_tasks for name in names]
 
     @property
+    def task_sizes(self) -> list[int]:
+        """Number of classes of each task."""
+        return [len(names) for names in self.learned_tasks]
+
+    @property
     def task_of_label(self) -> Tensor:
         """(C,) int64 task of each label, from 0."""
-        sizes = torch.tensor([len(names) for names in self.learned_tasks])
-        return torch.repeat_interleave(sizes)
+        return torch.repeat_interleave(torch.tensor(self.task_sizes))
 
     @property
     def tasks_finished(self) -> int:
@@ -359,7 +363,7 @@ class TaskModule(LightningModule):
             "under_way": self._under_way,
             "solving": self._solving,
             "class_names": self.class_names,
-            "task_sizes": [len(names) for names in self.learned_tasks],
+            "task_sizes": self.task_sizes,
             "settings": self.settings(),
             "images": self.data.describe_images(self.backbone.preprocessing),
             "precision": str(self.trainer.precision),

@@ -19,8 +19,7 @@ import cifnet_pl.learning.callbacks.task_metrics
 from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.cli.lightning_cli import CIFNetCLI
-from cifnet_pl.heads.cifnet import CIFNetHead
-from cifnet_pl.heads.ridge import RidgeHead
+from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.learning.callbacks import TaskCheckpoint, TrajectoryPlot
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord

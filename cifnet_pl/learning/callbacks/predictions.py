@@ -99,8 +99,7 @@ class ActivationTable(Callback):
             return
         module = cast(CIFNetModule, pl_module)
         activations = torch.sigmoid(module.head(module.evaluated_embeddings)).cpu()
-        sizes = [len(names) for names in module.learned_tasks]
-        by_task = torch.split(activations, sizes, dim=1)
+        by_task = torch.split(activations, module.task_sizes, dim=1)
         largest = [part.amax(dim=1) for part in by_task]
         ones = torch.ones_like(largest[0])
         rows = torch.stack([ones, *largest], dim=1)
