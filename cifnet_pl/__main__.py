@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from cifnet_pl.utilities.errors import CifnetError, refusal, unknown_name
+from cifnet_pl.utilities.processes import is_first_process
 from cifnet_pl.utilities.text import print_text
 from cifnet_pl.utilities.version import __version__
 
@@ -49,8 +50,8 @@ def main(args: Sequence[str] | None = None) -> int:
         args = sys.argv[1:]
     words = list(args)
     is_run = words[:1] == ["fit"]
-    _open_closed_streams()
     try:
+        prepare_process()
         with _interrupting(signal.SIGINT, signal.default_int_handler):
             _run(words)
             sys.stdout.flush()
@@ -77,7 +78,6 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> None:
     from cifnet_pl.cli import commands
 
-    prepare_process()
     if not words or words[0] in ("-h", "--help", "help"):
         print(commands.overview())
     elif words[0] in ("-V", "--version"):
@@ -97,14 +97,59 @@ def _run(words: list[str]) -> None:
         topic = "all"
         if not commands.HELP.isdisjoint(words):
             topic = commands.topic_of(words[1:])
-        if not topic:
+        if topic:
+            _run_lightning(words, topic)
+        else:
             print(commands.usual_help(words[0]))
-            return
-        from cifnet_pl.cli.lightning_cli import run  # Lightning takes seconds to import
 
-        quieten_lightning()
-        with _signals_ending_lightning():
-            run(words, topic)
+
+QUIET_WARNINGS = (
+    r".*does not have many workers.*",
+    r".*in eval mode at the start of training.*",
+    r".*configure_optimizers.*returned.*None.*",
+    r".*GPU available but not used.*",
+    r".*isinstance\(treespec, LeafSpec\).*",
+    r".*smaller than the logging interval.*",
+    r".*LightningCLI's args parameter.*",
+    r".*Couldn't infer the batch indices.*",
+    r".*`srun` command is available.*",
+    r".*Total length of .* across ranks is zero.*",
+)
+
+
+def _run_lightning(words: list[str], topic: str) -> None:
+    """Run a sub-command that needs a Trainer.
+
+    Advice of Lightning that is wrong without gradients is not shown, nor messages that the run's
+    own lines replace. A signal ends the program, as Lightning lets it pass for a success or an
+    error.
+    """
+    # Lightning takes seconds to import, and sets the levels of its loggers then.
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+    from cifnet_pl.cli.lightning_cli import run
+
+    for message in QUIET_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # This package's own messages go through Lightning's logger of the first process.
+    shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    shared.setLevel(logging.INFO)
+    package = str(Path(__file__).parent)
+    shared.addFilter(
+        lambda record: (
+            record.pathname.startswith(package) or record.levelno >= logging.WARNING
+        )
+    )
+    try:
+        run(words, topic)
+    except SIGTERMException as error:
+        raise SystemExit(128 + signal.SIGTERM) from error
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 @contextmanager
@@ -138,36 +183,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(128 + number)
 
 
-@contextmanager
-def _signals_ending_lightning() -> Iterator[None]:
-    """Within the block, a signal ends the program, as Lightning lets it pass for a success or an
-    error.
-    """
-    from lightning.pytorch.utilities.exceptions import SIGTERMException
-
-    try:
-        yield
-    except SIGTERMException as error:
-        raise SystemExit(128 + signal.SIGTERM) from error
-    except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):
-            raise error.__context__ from None
-        raise
-
-
-def _open_closed_streams() -> None:
-    """Open the standard streams that were closed, as by ``>&-``; what they get is lost.
-
-    Otherwise they cannot be written to, and the next file takes the place of one.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)  # its number, the lowest free one
-            os.set_inheritable(nowhere, True)
-            stream = os.fdopen(nowhere, "w" if number else "r", encoding="utf-8")
-            setattr(sys, name, stream)
-
-
 def _error_of_output() -> OSError | None:
     """Return the error of writing to the standard output, as of a closed pipe or a full disk.
 
@@ -187,14 +202,22 @@ def _error_of_output() -> OSError | None:
 
 
 def prepare_process() -> None:
-    """Set up this process: encoding, memory, threads and messages."""
-    from cifnet_pl.utilities.processes import is_first_process
+    """Set up this process: streams, encoding, memory, threads and messages.
 
+    Standard streams that were closed, as by ``>&-``, are opened; what they get is lost. Otherwise
+    they could not be written to, and the next file would take the place of one.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # its number, the lowest free one
+            os.set_inheritable(nowhere, True)
+            stream = os.fdopen(nowhere, "w" if number else "r", encoding="utf-8")
+            setattr(sys, name, stream)
     # Whatever their encoding (cp1252, ASCII, …).
-    for stream in (sys.stdout, sys.stderr):
+    for shown in (sys.stdout, sys.stderr):
         # Streams that a test or a notebook put there may lack it.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+        if hasattr(shown, "reconfigure"):
+            shown.reconfigure(errors="backslashreplace")
     tune_libraries()
     messages = logging.StreamHandler()
     messages.setFormatter(logging.Formatter("cifnet: %(message)s"))
@@ -204,40 +227,6 @@ def prepare_process() -> None:
         logger.handlers = [messages]
         logger.setLevel(logging.INFO)
         logger.propagate = False
-
-
-QUIET_WARNINGS = (
-    r".*does not have many workers.*",
-    r".*in eval mode at the start of training.*",
-    r".*configure_optimizers.*returned.*None.*",
-    r".*GPU available but not used.*",
-    r".*isinstance\(treespec, LeafSpec\).*",
-    r".*smaller than the logging interval.*",
-    r".*LightningCLI's args parameter.*",
-    r".*Couldn't infer the batch indices.*",
-    r".*`srun` command is available.*",
-    r".*Total length of .* across ranks is zero.*",
-)
-
-
-def quieten_lightning() -> None:
-    """Silence advice that is wrong without gradients, and messages that the run's lines replace.
-
-    Call this once Lightning is imported, which sets the levels of its loggers then.
-    """
-    for message in QUIET_WARNINGS:
-        warnings.filterwarnings("ignore", message=message)
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    # This package's own messages go through Lightning's logger of the first process.
-    shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    shared.setLevel(logging.INFO)
-    package = str(Path(__file__).parent)
-    shared.addFilter(
-        lambda record: (
-            record.pathname.startswith(package) or record.levelno >= logging.WARNING
-        )
-    )
 
 
 def tune_libraries() -> None:

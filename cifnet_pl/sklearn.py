@@ -111,7 +111,13 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         check_classification_targets(y)
         labels, positions = np.unique(y, return_inverse=True)
         if model is None:
-            model = self._new_model(X.shape[1])
+            width = X.shape[1]
+            head = (self.head or RECOMMENDED)(width)
+            buffer = None
+            if head.leaves_one_out or head.uses_buffer:
+                buffer = CalibrationBuffer(self.capacity, seed=self.seed)
+            backbone = build_backbone(f"none:{width}")
+            model = Classifier(backbone, head, buffer, calibrated=head.leaves_one_out)
             self._labels: list[Any] = []  # in the model's order
         in_order = list(dict.fromkeys([*self._labels, *labels.tolist()]))
         learned = unique_labels(in_order)
@@ -122,15 +128,6 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self._labels = in_order
         self.classes_ = learned
         return self
-
-    def _new_model(self, width: int) -> Classifier:
-        """Return a model of embeddings of a width that knows no class."""
-        head = (self.head or RECOMMENDED)(width)
-        buffer = None
-        if head.leaves_one_out or head.uses_buffer:
-            buffer = CalibrationBuffer(self.capacity, seed=self.seed)
-        backbone = build_backbone(f"none:{width}")
-        return Classifier(backbone, head, buffer, calibrated=head.leaves_one_out)
 
     # ------------------------------------------------------------------ prediction
 

@@ -34,6 +34,15 @@ def module(**options: Any) -> CIFNetModule:
     )
 
 
+def fitted(
+    folder: Path, data: CIFNetDataModule, *callbacks: Callback, **options: Any
+) -> CIFNetModule:
+    """A module with ``options`` that has learned the data."""
+    learner = module(**options)
+    trainer(folder, *callbacks).fit(learner, datamodule=data)
+    return learner
+
+
 def trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
     """A Trainer with Lightning's defaults, but quiet."""
     quiet = {

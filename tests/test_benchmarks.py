@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import (
-    fit_overhead,
-    growth,
-    head_update,
-    http_load,
-    reading,
-)
+from benchmarks import fit_overhead, growth, head_update, http_load, reading
 from benchmarks.__main__ import PLACES, chosen, main
 from benchmarks.measure import Row, jpegs
 from benchmarks.studies import trained
@@ -49,9 +43,8 @@ def test_the_table_has_the_rows_that_were_chosen(monkeypatch, capsys):
     row = Row("(a) something", "1 s", "2 s", "2", "", "settings")
     monkeypatch.setattr(head_update, "rows", lambda: [row])
     assert main(["a", "head_update"]) == 0
-    assert (
-        capsys.readouterr().out.count("(a) something") == 2
-    )  # in the table, and below it with its settings
+    # In the table, and below it with its settings.
+    assert capsys.readouterr().out.count("(a) something") == 2
 
 
 def test_reader_against_a_loader() -> None:

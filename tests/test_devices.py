@@ -28,8 +28,6 @@ from tests.simulated_device import WAITS, device_without_float64, gpu
 
 THERE = ["--trainer.accelerator", "gpu", "--trainer.devices", "1"]
 LAST = ["--ckpt_path", "last"]
-
-
 IS_REAL = torch.cuda.is_available()
 simulation_only = pytest.mark.skipif(IS_REAL, reason="a real GPU is used")
 
@@ -91,11 +89,9 @@ def test_what_a_network_is_given_on_a_gpu(device, monkeypatch):
 both = pytest.mark.parametrize(
     "there", [gpu, pytest.param(device_without_float64, marks=simulation_only)]
 )
-RUN = (
-    "--model.calibrate true --data.num_workers 1 --data.cache true --data.batch_size 64"
-)
+RUN = "--model.calibrate true --data.num_workers 1 --data.batch_size 64"
 RUN += " --trainer.callbacks+=cifnet_pl.learning.callbacks.ActivationTable"
-RUN += " --data.max_tasks 2 --data.cache_folder"
+RUN += " --data.max_tasks 2 --data.cache true --data.cache_folder"
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +125,9 @@ def test_a_run_and_its_resumption(there, run_here, tmp_path):
 
 @simulation_only
 def test_trained_methods_refuse_a_device_without_float64(tmp_path, capsys):
-    words = (
-        f"fit --config iterative/icarl --logs {tmp_path} {' '.join([*DATA, *THERE])}"
-    )
+    line = "fit --config iterative/icarl --model.backbone random:resnet18 --logs"
     with device_without_float64():
-        assert main([*words.split(), "--model.backbone", "random:resnet18"]) == 2
+        assert main([*line.split(), str(tmp_path), *DATA, *THERE]) == 2
     assert "needs float64, which cuda has not" in capsys.readouterr().err
 
 

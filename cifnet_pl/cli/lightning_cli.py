@@ -31,7 +31,7 @@ from cifnet_pl.learning.callbacks import (
     TaskCheckpoint,
     run_callbacks,
 )
-from cifnet_pl.learning.custom_metrics import import_metrics
+from cifnet_pl.learning.columns import import_metrics
 from cifnet_pl.learning.strategy import (
     prepare_processes,
     process_group,

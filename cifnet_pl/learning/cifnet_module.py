@@ -6,14 +6,13 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import DEFAULT_BACKBONE, Backbone, build_backbone
 from cifnet_pl.backbones.engines import EngineChoice
-from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.buffer import CalibrationBuffer, given_groups
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batch, EmbeddingBatch, ImageBatch
 from cifnet_pl.heads import Head, RidgeHead
@@ -38,20 +37,6 @@ from cifnet_pl.utilities.processes import of_all_processes
 
 BACKBONE_IMAGES = 5000
 """Largest number of images that a learned backbone is fitted to."""
-
-
-class EmbeddedBatch(NamedTuple):
-    """A batch whose embeddings were not looked at yet.
-
-    Attributes:
-        z: (n, d) float32 embeddings.
-        batch: its images, or the embeddings themselves.
-        learned: whether the model observes it.
-    """
-
-    z: Tensor
-    batch: Batch
-    learned: bool
 
 
 def _image_name(names: Sequence[str], rows: Tensor, position: int) -> str:
@@ -88,6 +73,7 @@ class CIFNetModule(TaskModule):
 
     any_batch_size = True
     evaluated_embeddings: Tensor
+    _predicted_before: PrequentialRow
 
     def __init__(
         self,
@@ -126,10 +112,10 @@ class CIFNetModule(TaskModule):
         self.calibration = self.model.calibration
         # The engine of the backbone, once a Trainer is known; to prepare it takes seconds.
         self.engine = ""
-        self._unchecked: list[EmbeddedBatch] = []
+        # Embeddings (n, d) that were not looked at yet, their batch, and whether it is learned.
+        self._unchecked: list[tuple[Tensor, Batch, bool]] = []
         # Where classes return: the head as it was before the task, and what it predicts.
         self._earlier_head: Head | None = None
-        self._predicted_before = PrequentialRow(0, 0, 0, 0)
 
     def settings(self) -> dict[str, Any]:
         """Return everything that the tensors of backbone, head and buffer depend on."""
@@ -170,20 +156,18 @@ class CIFNetModule(TaskModule):
     def on_fit_start(self) -> None:
         """Fit a backbone that learns, and refuse a run with more classes than buffer samples."""
         for patches in self.backbone.learnable_patches:
-            if not patches.is_learned:
-                self._learn_backbone(patches)
+            if patches.is_learned:
+                continue
+            start = time.perf_counter()
+            images = self.data.first_images(BACKBONE_IMAGES)
+            patches.learn_from(images, torch.initial_seed())
+            # All processes get the first one's.
+            state = self.trainer.strategy.broadcast(patches.state_dict())
+            patches.load_state_dict(state)
+            self.preparation_seconds = time.perf_counter() - start
         super().on_fit_start()
         if self.buffer is not None:
             self.buffer.quota(len(self.data.plan.classes))
-
-    def _learn_backbone(self, network: Patches) -> None:
-        """Fit the backbone to the first task's images; all processes get the first one's."""
-        start = time.perf_counter()
-        network.learn_from(
-            self.data.first_images(BACKBONE_IMAGES), torch.initial_seed()
-        )
-        network.load_state_dict(self.trainer.strategy.broadcast(network.state_dict()))
-        self.preparation_seconds = time.perf_counter() - start
 
     def check_returning(self) -> None:
         """Check that the head can add samples of a class that it has learned.
@@ -206,8 +190,8 @@ class CIFNetModule(TaskModule):
         if not is_first and self.data.kind.samples_return:
             self._earlier_head = copy.deepcopy(self.head)
             known = len(self.class_names) - len(names)
-            row = PrequentialRow(len(self.learned_tasks), 0, 0, known)
-            self._predicted_before = row
+            task = len(self.learned_tasks)
+            self._predicted_before = PrequentialRow(task, 0, 0, known)
         counts = self.task.counts
         self.model.begin_task(list(counts), list(counts.values()))
 
@@ -251,8 +235,8 @@ class CIFNetModule(TaskModule):
             self.cached_embeddings += learned * len(z)
         else:
             z = self.model.embed_unchecked(batch.image)
-        self._unchecked.append(EmbeddedBatch(z, batch, learned))
-        waiting = sum(len(embedded.z) for embedded in self._unchecked)
+        self._unchecked.append((z, batch, learned))
+        waiting = sum(len(embedded) for embedded, _, _ in self._unchecked)
         if z.device.type != "cuda" or waiting >= EMBEDDED_BATCH:
             self.complete_batches()
         return z
@@ -339,7 +323,7 @@ class CIFNetModule(TaskModule):
         if not self.backbone.weights_in_model:
             fixed = self.backbone.state_dict(prefix="backbone.")
             checkpoint["state_dict"].update(fixed)
-        self.model.class_names = list(self.class_names)
+        self.model.class_names = self.class_names
         self.model.engines = list(about.engines)
         self.model.history = list(about.history)
 

@@ -1,15 +1,24 @@
-"""The numbers that are measured of a run: a row of ``columns.csv`` says where each is shown."""
+"""The numbers that are measured of a run: a row of ``columns.csv`` says where each is shown.
+
+Custom metrics add columns: a ``Metric`` of torchmetrics by its import, measured after every task.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
-TABLE = Path(__file__).with_suffix(".csv")
+from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.plugins import import_object
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 
 class Column(BaseModel, frozen=True):
@@ -69,19 +78,7 @@ class Column(BaseModel, frozen=True):
         return list(values)
 
 
-def read_columns() -> list[Column]:
-    """Return the rows of ``columns.csv``; an empty cell is the default."""
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    columns = []
-    for row in rows:
-        given = {"run": row["task"]}
-        given |= {name: cell for name, cell in row.items() if cell}
-        columns.append(Column.model_validate(given))
-    return columns
-
-
-COLUMNS = read_columns()
+COLUMNS: list[Column] = []
 """All numbers, in the order of their columns.
 
 ``set_size`` and ``set_coverage`` are of prediction sets at 95 %; ``known_rejected`` is the share of
@@ -89,6 +86,12 @@ test images that are called unknown where 5 % was asked for. ``waiting_seconds``
 ``train_seconds`` in which the pass waited for decoded images, on a GPU without waits that ended
 while it still embedded, and ``solve_seconds`` what followed the pass; the rest is the backbone's.
 """
+
+with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as _file:
+    for _row in csv.DictReader(_file):
+        # An empty cell is the default.
+        _given = {name: cell for name, cell in _row.items() if cell}
+        COLUMNS.append(Column.model_validate({"run": _row["task"], **_given}))
 
 BY_KEY = {column.run: column for column in COLUMNS}
 
@@ -111,3 +114,38 @@ def custom_column(name: str) -> Column:
         form=".4g",
         tag=f"metrics/{name}",
     )
+
+
+def import_metrics(names: Iterable[str]) -> dict[str, Callable[[int], Metric]]:
+    """Import custom metrics.
+
+    Args:
+        names: imports, such as "my_metrics.WorstClass".
+
+    Returns:
+        Name of the column, such as "worst_class" → what makes the metric for a number of classes,
+        as the multi-class metrics of torchmetrics do.
+
+    Raises:
+        UsageError: an import fails, or two columns have one name.
+    """
+    factories: dict[str, Callable[[int], Metric]] = {}
+    for name in names:
+        factory = import_object(name)
+        last_word = name.rpartition(".")[2]
+        column = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", last_word).lower()
+        if column in (*TASK_COLUMNS, *factories):
+            raise UsageError(
+                f"--metrics {name}: there is a column {column} already, rename the metric"
+            )
+        factories[column] = factory
+    return factories
+
+
+def values_of(metrics: Mapping[str, Metric]) -> dict[str, float | None]:
+    """Return the value of each metric over all processes; None where it is not finite."""
+    values: dict[str, float | None] = {}
+    for name, metric in metrics.items():
+        value = float(metric.compute())
+        values[name] = value if math.isfinite(value) else None
+    return values

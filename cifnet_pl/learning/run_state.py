@@ -61,17 +61,30 @@ class RunState(StoredRecord):
         return record
 
     def check_images(self, images: Mapping[str, Any]) -> None:
-        """Compare how images are prepared and held out; raise CheckpointError if they differ."""
-        stored = self.images.model_dump()
-        require_same(_image_options(images), _image_options(stored))
+        """Compare how images are prepared and held out; raise CheckpointError if they differ.
+
+        Args:
+            images: from ``CIFNetDataModule.describe_images``.
+        """
+        compared = []
+        for record in (images, self.images.model_dump()):
+            fraction, seed = record["held_out"] or (None, None)
+            # By the names of the data module's options.
+            options = {
+                "image_size": record["image_size"],
+                "crop_ratio": record["crop_ratio"],
+                "val_fraction": fraction,
+                "split_seed": seed,
+            }
+            compared.append(options)
+        require_same(*compared)
 
     def resume(self, checkpoint: Mapping[str, Any], precision: str) -> None:
         """Set Lightning's counters to the end of the last finished task.
 
         So the open task begins anew. Otherwise its counters, which depend on the hook that wrote
         the checkpoint, would skip its hooks and its first batches. Lightning takes these counters
-        over after ``on_fit_start``, in which
-        :func:`~cifnet_pl.learning.strategy.take_tasks_as_epochs` sets those of other runs.
+        over after the module's ``on_fit_start``, which sets those of other runs.
 
         Args:
             checkpoint: it is changed in place.
@@ -145,18 +158,3 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None
                 f"the checkpoint was made with {key} = {stored_value}, this run has {value}: "
                 "use the same settings, or start a new experiment"
             )
-
-
-def _image_options(images: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how images are prepared and held out, by the names of the data module's options.
-
-    Args:
-        images: from ``CIFNetDataModule.describe_images``.
-    """
-    fraction, seed = images["held_out"] or (None, None)
-    return {
-        "image_size": images["image_size"],
-        "crop_ratio": images["crop_ratio"],
-        "val_fraction": fraction,
-        "split_seed": seed,
-    }

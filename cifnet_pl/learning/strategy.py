@@ -1,4 +1,4 @@
-"""How a Trainer learns here: tasks are its epochs, and processes add their statistics."""
+"""How the processes of a Trainer learn together: they add their statistics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lightning.pytorch.strategies import (
     Strategy,
     StrategyRegistry,
 )
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 from torch.distributed import distributed_c10d
 
 from cifnet_pl.backbones.engines import check_precision
@@ -222,47 +222,3 @@ def check_strategy(strategy: Strategy) -> None:
             f"{type(strategy).__name__} does not add up the statistics of processes: use auto or"
             " ddp, in Python cifnet_pl.learning.strategy.StatisticsDDPStrategy()"
         )
-
-
-# ---------------------------------------------------------------------- tasks as epochs
-
-
-def take_tasks_as_epochs(trainer: Trainer, tasks: int, finished: int) -> None:
-    """Let a Trainer, however it was made, learn one task in each epoch.
-
-    Args:
-        trainer: it is changed in place.
-        tasks: number of tasks of the run.
-        finished: number of tasks that the module has learned before.
-    """
-    if trainer.max_epochs is not None and 0 <= trainer.max_epochs < tasks:
-        rank_zero_info(
-            f"max_epochs is {trainer.max_epochs}, but a task is one epoch, and all {tasks} tasks"
-            f" are learned: for fewer give max_tasks={trainer.max_epochs} to the data module"
-        )
-    trainer.fit_loop.max_epochs = tasks
-    # A module that has learned tasks before continues after them, with any Trainer.
-    epochs = trainer.fit_loop.epoch_progress
-    steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-    for counts in (epochs.current, epochs.total, steps.total):
-        for name in vars(counts):
-            setattr(counts, name, finished)
-    cast(Any, trainer).reload_dataloaders_every_n_epochs = 1
-    # Lightning would evaluate at the start and before on_train_epoch_end, when the head is not
-    # solved.
-    trainer.num_sanity_val_steps = 0
-    trainer.check_val_every_n_epoch = sys.maxsize
-
-
-def evaluate_task(trainer: Trainer) -> None:
-    """Run Lightning's own validation loop inside training, as Lightning runs it in mid-epoch.
-
-    The task counts as one optimizer step before: else ``global_step`` would stay 0, and Lightning's
-    ModelCheckpoint save nothing.
-    """
-    progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-    progress.increment_ready()
-    progress.increment_completed()
-    trainer.validating = True
-    trainer.fit_loop.epoch_loop.val_loop.run()
-    trainer.training = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,16 +12,16 @@ import numpy as np
 import pandas as pd
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torchmetrics import Metric
 
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.datamodule import CIFNetDataModule, Learner, TaskSamples
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.learning.custom_metrics import MetricFactory, check_metrics, values_of
+from cifnet_pl.learning.columns import values_of
 from cifnet_pl.learning.run_record import RunRecord
 from cifnet_pl.learning.run_state import read_run_state, require_same
-from cifnet_pl.learning.strategy import evaluate_task, take_tasks_as_epochs
 from cifnet_pl.model.bundle import FORMAT
 from cifnet_pl.model.evaluation import Evaluation, judge, table_of
 from cifnet_pl.utilities.errors import (
@@ -30,6 +31,7 @@ from cifnet_pl.utilities.errors import (
     explaining_full_memory,
 )
 from cifnet_pl.utilities.growing_tensors import float64_device
+from cifnet_pl.utilities.plugins import failure
 from cifnet_pl.utilities.processes import of_all_processes
 
 
@@ -76,7 +78,7 @@ class TaskModule(LightningModule):
         self.learned_tasks: list[list[str]] = []
         self.by_classifier: dict[str, Tensor] = {}
         self.record = RunRecord()
-        self.metrics: Mapping[str, MetricFactory] = {}
+        self.metrics: Mapping[str, Callable[[int], Metric]] = {}
         self.method: type = type(self)
         self.element_bytes = 4
         self.buffer_bytes = 4
@@ -84,11 +86,8 @@ class TaskModule(LightningModule):
         self.position: dict[str, Any] | None = None
         self.cached_embeddings = 0  # of the task: read from the cache, not computed
         self._task_start: float | None = None  # None between tasks
-        self._seconds: dict[str, float] = {}
         self._under_way = False
         self._solving = False
-        self._custom: dict[str, Metric] = {}
-        self.judged: list[dict[str, Tensor]] = []
 
     # ------------------------------------------------------------------ for subclasses to override
 
@@ -181,18 +180,42 @@ class TaskModule(LightningModule):
         return []
 
     def on_fit_start(self) -> None:
-        """Undo an open task, check the data, and let the Trainer take tasks for epochs."""
+        """Undo an open task, check the data, and let the Trainer learn one task in each epoch."""
         if self._under_way:
             self.learned_tasks.pop()
             self.abort_task()
             self._under_way = False
         if self.data.kind.samples_return:
             self.check_returning()
-        check_metrics(self.metrics)
+        # A metric that fails, or gives something else than one number, does so now.
+        for name, factory in self.metrics.items():
+            with explained(UsageError, f"metric {name} fails", reason=failure):
+                metric = factory(2)
+                samples = torch.eye(2, dtype=torch.float64)
+                metric.update(samples, torch.tensor([0, 1]))
+                float(metric.compute())
         # Duplicates are found now, so that no task's time includes it.
         self.data.find_duplicates()
+        trainer = self.trainer
         tasks = len(self.data.plan.tasks)
-        take_tasks_as_epochs(self.trainer, tasks, self.tasks_finished)
+        if trainer.max_epochs is not None and 0 <= trainer.max_epochs < tasks:
+            rank_zero_info(
+                f"max_epochs is {trainer.max_epochs}, but a task is one epoch, and all"
+                f" {tasks} tasks are learned: for fewer give max_tasks={trainer.max_epochs} to the"
+                " data module"
+            )
+        trainer.fit_loop.max_epochs = tasks
+        # A module that has learned tasks before continues after them, with any Trainer.
+        epochs = trainer.fit_loop.epoch_progress
+        steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        for counts in (epochs.current, epochs.total, steps.total):
+            for name in vars(counts):
+                setattr(counts, name, self.tasks_finished)
+        cast(Any, trainer).reload_dataloaders_every_n_epochs = 1
+        # Lightning would evaluate at the start and before on_train_epoch_end, when the head is not
+        # solved.
+        trainer.num_sanity_val_steps = 0
+        trainer.check_val_every_n_epoch = sys.maxsize
 
     def on_train_epoch_start(self) -> None:
         """Begin the task of this epoch."""
@@ -226,7 +249,16 @@ class TaskModule(LightningModule):
             "solve_seconds": end - start,
         }
         self._task_start = None
-        evaluate_task(self.trainer)
+        trainer = self.trainer
+        # The task counts as one optimizer step: else ``global_step`` would stay 0, and Lightning's
+        # ModelCheckpoint save nothing.
+        steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        steps.increment_ready()
+        steps.increment_completed()
+        # Lightning's own validation loop inside training, as Lightning runs it in mid-epoch.
+        trainer.validating = True
+        trainer.fit_loop.epoch_loop.val_loop.run()
+        trainer.training = True
 
     def on_validation_epoch_start(self) -> None:
         """Begin an evaluation over all classes seen."""
@@ -234,9 +266,9 @@ class TaskModule(LightningModule):
             raise UsageError(
                 "nothing is learned yet: give a checkpoint with --ckpt_path"
             )
-        self.judged.clear()
+        self.judged: list[dict[str, Tensor]] = []
         self._evaluation_start = time.perf_counter()
-        self._custom = {}
+        self._custom: dict[str, Metric] = {}
         count = len(self.class_names)
         if count > 1:  # metrics of torchmetrics refuse a single class
             device = float64_device(self.device)
@@ -330,7 +362,7 @@ class TaskModule(LightningModule):
             "format": FORMAT,
             "under_way": self._under_way,
             "solving": self._solving,
-            "class_names": list(self.class_names),
+            "class_names": self.class_names,
             "task_sizes": self.task_sizes,
             "settings": self.settings(),
             "images": self.data.describe_images(),

@@ -98,7 +98,6 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     finally:
         with suppress(OSError):  # it has its name, or was never made
             temporary.unlink()
-    sync_folder_of(path)
 
 
 def _not_written(path: Path, error: OSError) -> CifnetError:
@@ -123,24 +122,40 @@ def hidden_beside(path: Path, ending: str) -> Path:
 
 
 def _rename(temporary: Path, path: Path) -> None:
-    """Rename a file or folder; wait a little where another program has the old one open.
+    """Rename a file or folder, and flush its entry to disk, so that it survives a power cut.
 
-    Windows refuses that, even for a moment's reading by a virus scanner.
+    Where another program has the old one open, this waits a little: Windows refuses that, even for
+    a moment's reading by a virus scanner. Windows, and file systems of networks and virtual
+    machines (SMB, virtiofs), flush files alone.
 
     Raises:
-        CifnetError: it is open for longer.
+        CifnetError: it is open for longer, or the disk is full or damaged.
     """
     for seconds in RENAME_WAITS:
         time.sleep(seconds)
         try:
             os.replace(temporary, path)
-            return
+            break
         except PermissionError as error:
             refusal = error
-    raise CifnetError(
-        f"cannot write {path}: {refusal.strerror}; nothing was changed; close it in other programs,"
-        " and give this account access to it"
-    ) from refusal
+    else:
+        raise CifnetError(
+            f"cannot write {path}: {refusal.strerror}; nothing was changed; close it in other"
+            " programs, and give this account access to it"
+        ) from refusal
+    try:
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            return
+        raise CifnetError(
+            f"{path} is written, but not known to be on the disk: {error.strerror or error}; write"
+            " it again once the disk is well"
+        ) from error
 
 
 def remove_leftovers(folder: Path, ending: str = "") -> None:
@@ -180,29 +195,6 @@ def _is_running(process: int) -> bool:
 
 
 _swept = cache(remove_leftovers)
-
-
-def sync_folder_of(path: Path) -> None:
-    """Flush the entry of a renamed file or folder to disk, so that it survives a power cut.
-
-    Windows, and file systems of networks and virtual machines (SMB, virtiofs), flush files alone.
-
-    Raises:
-        CifnetError: the disk is full or damaged.
-    """
-    try:
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        if error.errno not in DISK_ERRORS:
-            return
-        raise CifnetError(
-            f"{path} is written, but not known to be on the disk: {error.strerror or error}; write"
-            " it again once the disk is well"
-        ) from error
 
 
 def _of_the_system(error: BaseException | None) -> OSError | None:
@@ -421,7 +413,6 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise _not_written(target, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    sync_folder_of(target)
 
 
 @contextmanager

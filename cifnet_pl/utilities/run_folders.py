@@ -63,9 +63,9 @@ def experiment_folder(
 def versions(base: Path) -> list[Path]:
     """Return the folders ``version_N`` in ``base``, oldest first."""
     names = [path.name for path in base.glob("version_*")]
-    found = [re.fullmatch("version_([0-9]+)", name) for name in names]
-    numbers = sorted(int(number[1]) for number in found if number)
-    return [base / f"version_{number}" for number in numbers]
+    numbered = [name for name in names if re.fullmatch("version_[0-9]+", name)]
+    numbered.sort(key=lambda name: int(name.removeprefix("version_")))
+    return [base / name for name in numbered]
 
 
 def images_of_run(model: Path) -> str | None:
@@ -182,27 +182,14 @@ def place_evaluation(
     )
 
 
-def remove_unbegun(folder: Path, failed: bool = False) -> None:
-    """Remove the folder of a run that was refused before it began, without ``config.yaml``.
-
-    Args:
-        folder: that of a new run.
-        failed: whether the run ended by an error that the same command would meet again; then its
-            folder goes even if the first task had begun, as long as nothing of it was learned. An
-            interrupted run keeps it, to go on there.
-    """
-    kept = [folder / "config.yaml"]
-    if failed:
-        kept = [folder / "tasks.csv", folder / CHECKPOINT]
-    if not any(path.exists() for path in kept):
-        shutil.rmtree(folder, ignore_errors=True)  # Windows keeps files that are open
-
-
 @contextmanager
 def locked_run(place: RunChoice) -> Iterator[Path]:
     """Lock the folder in which a run learns, before anything is computed.
 
-    Where a new run is refused before it begins, what it leaves is removed.
+    Where a new run is refused before it begins, without ``config.yaml``, its folder is removed.
+    Where it ends by an error, which the same command would meet again, its folder goes even if the
+    first task had begun, as long as nothing of it was learned. An interrupted run keeps it, to go
+    on there.
 
     Args:
         place: of the run; its folder is not made.
@@ -229,9 +216,14 @@ def locked_run(place: RunChoice) -> Iterator[Path]:
             folder = next_version(folder)
         yield folder
     except BaseException as error:
-        if not place.resumes:
-            # Neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception.
-            remove_unbegun(folder, failed=isinstance(error, Exception))
+        kept = [folder / "config.yaml"]
+        # Neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception.
+        if isinstance(error, Exception):
+            kept = [folder / "tasks.csv", folder / CHECKPOINT]
+        if not place.resumes and not any(path.exists() for path in kept):
+            shutil.rmtree(
+                folder, ignore_errors=True
+            )  # Windows keeps files that are open
         raise
     finally:
         lock.close()

@@ -16,7 +16,7 @@ from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import fit
-from tests.lightning_runs import digits, module, trainer
+from tests.lightning_runs import digits, fitted, module, trainer
 
 
 class Watcher(Callback):
@@ -122,10 +122,8 @@ class TestWithoutTheCommandLine:
         assert learner.evaluation.task_accuracy == learned.task_accuracy
 
     def test_a_second_fit_learns_what_is_left(self, tmp_path):
-        whole = module()
-        learner = module()
-        trainer(tmp_path).fit(whole, datamodule=digits(max_tasks=3))
-        trainer(tmp_path).fit(learner, datamodule=digits(max_tasks=2))
+        whole = fitted(tmp_path, digits(max_tasks=3))
+        learner = fitted(tmp_path, digits(max_tasks=2))
         run = trainer(tmp_path)
         run.fit(learner, datamodule=digits(max_tasks=3))
         assert run.global_step == run.current_epoch == 3
@@ -140,9 +138,8 @@ class TestWithoutTheCommandLine:
 
     def test_a_run_is_this_loop(self, tmp_path):
         """The paper's Algorithm 1 in plain torch, with the same images."""
-        learner = module()
         data = digits(class_order=3, batch_size=50, max_tasks=3)
-        trainer(tmp_path).fit(learner, datamodule=data)
+        learner = fitted(tmp_path, data)
         head = CIFNetHead(192)
         buffer = CalibrationBuffer(300)
         images = data.source.train
@@ -170,8 +167,8 @@ class TestWithoutTheCommandLine:
 
 def test_a_head_is_taken_as_it_is_if_it_fits(tmp_path):
     """As people write it, beside what makes one."""
-    learner = module(head=RidgeHead(192), buffer=None)
-    trainer(tmp_path).fit(learner, datamodule=digits(max_tasks=1))
+    data = digits(max_tasks=1)
+    learner = fitted(tmp_path, data, head=RidgeHead(192), buffer=None)
     assert learner.model.head.classes
     with pytest.raises(UsageError, match=r"192.*head=RidgeHead\(192\)"):
         module(head=RidgeHead(64))

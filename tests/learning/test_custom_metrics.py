@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torchmetrics import MeanMetric
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.learning.custom_metrics import import_metrics, values_of
+from cifnet_pl.learning.columns import import_metrics, values_of
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import fit, rows
 from tests.lightning_runs import digits, module, trainer

@@ -11,7 +11,7 @@ import yaml
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.streams import Blurry
-from cifnet_pl.learning.run_description import configuration
+from cifnet_pl.learning.callbacks.task_metrics import configuration
 from cifnet_pl.report.results import setting_of
 from cifnet_pl.report.runs import read_run
 from tests.lightning_runs import digits, module, trainer

@@ -19,8 +19,7 @@ import cifnet_pl.learning.callbacks.task_metrics
 from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.cli.lightning_cli import CIFNetCLI
-from cifnet_pl.heads.cifnet import CIFNetHead
-from cifnet_pl.heads.ridge import RidgeHead
+from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.learning.callbacks import TaskCheckpoint, TrajectoryPlot
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord
@@ -110,17 +109,18 @@ def killed_in_the_middle_of_a_file(logs: Path) -> int:
     return fit(logs, *OPTIONS)
 
 
-def with_callbacks(*callbacks: Callback) -> None:
-    """Let the next runs of this process have ``callbacks`` of a user, as ``trainer.callbacks``
-    gives them.
-    """
+@contextmanager
+def callbacks(*of_a_user: Callback) -> Iterator[None]:
+    """Within the context, runs of this process have them as ``trainer.callbacks`` gives them."""
     real = CIFNetCLI.instantiate_trainer
 
     def instantiate(self: Any, **options: Any) -> Any:
-        self._get(self.config_init, "trainer")["callbacks"] = [*callbacks]
+        self._get(self.config_init, "trainer")["callbacks"] = [*of_a_user]
         return real(self, **options)
 
-    CIFNetCLI.instantiate_trainer = instantiate
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(CIFNetCLI, "instantiate_trainer", instantiate)
+        yield
 
 
 def signalled(number: int) -> Act:
@@ -129,8 +129,8 @@ def signalled(number: int) -> Act:
 
 
 def asked_to_stop(logs: Path) -> int:
-    with_callbacks(signalled(signal.SIGTERM))
-    return fit(logs, *OPTIONS)
+    with callbacks(signalled(signal.SIGTERM)):
+        return fit(logs, *OPTIONS)
 
 
 @pytest.mark.system
@@ -183,15 +183,6 @@ class TestKill:
         said = "made with precision = 32-true, this run has bf16-mixed"
         assert_ends(fit(tmp_path, *half), 1, said, capsys)
         assert main(["validate", *FAST, "--logs", str(tmp_path), *half]) == 0
-
-
-@contextmanager
-def callbacks(*of_a_user: Callback) -> Iterator[None]:
-    """For the runs of this process within the context."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(CIFNetCLI, "instantiate_trainer", CIFNetCLI.instantiate_trainer)
-        with_callbacks(*of_a_user)
-        yield
 
 
 SAVED = [

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.reader import usable_cores
-from cifnet_pl.learning.run_description import (
+from cifnet_pl.learning.callbacks.task_metrics import (
     fingerprint,
     machine,
     package_commit,
-    processor,
 )
 from cifnet_pl.learning.run_record import PrequentialRow, RunRecord, TaskRow
 from cifnet_pl.utilities.files import to_csv
@@ -116,12 +115,11 @@ def test_a_fingerprint_is_of_the_data_and_its_split(tmp_path: Path) -> None:
 
 def test_the_machine_is_named(tmp_path: Path) -> None:
     (tmp_path / "info").write_text("processor : 0\nmodel name\t: Some  CPU @ 2.1GHz\n")
-    assert processor(tmp_path / "info") == "Some CPU @ 2.1GHz"
-    assert processor(tmp_path / "nothing")
-    result = machine(torch.device("cpu"))
+    assert machine(torch.device("cpu"), tmp_path / "nothing")["processor"]
+    result = machine(torch.device("cpu"), tmp_path / "info")
     assert result["gpu"] is None
     assert result["cores"] == usable_cores()
-    assert result["machine"].startswith(f"{result['processor']}, {usable_cores()} core")
+    assert result["machine"].startswith(f"Some CPU @ 2.1GHz, {usable_cores()} core")
 
 
 def test_the_commit_is_the_packages_own(

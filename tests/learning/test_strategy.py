@@ -48,10 +48,8 @@ KEEP = ["--predictions.every_task", "true"]
 
 def of_folder(images: Path, classes: int = 1) -> list[str]:
     """Options for images in class folders, with some classes a task."""
-    words = (
-        f"--data.source folder --data.root {images} --data.classes_per_task {classes}"
-    )
-    return words.split()
+    line = f"--data.source folder --data.root {images} --data.classes_per_task"
+    return [*line.split(), str(classes)]
 
 
 @contextmanager
@@ -63,9 +61,9 @@ def reserved_port() -> Iterator[int]:
         yield reserved.getsockname()[1]
 
 
-def several(count: int, folder: Path, *words: str) -> tuple[list[int], str]:
-    """Exit codes of processes that another program started (as torchrun does), and all that they
-    wrote.
+def several(count: int, folder: Path, *words: str, code: int = 0) -> str:
+    """All that processes wrote that another program started (as torchrun does), and that ended with
+    ``code``.
     """
     outputs = [folder / f"output_{number}" for number in range(count)]
     with reserved_port() as port:
@@ -74,7 +72,9 @@ def several(count: int, folder: Path, *words: str) -> tuple[list[int], str]:
             for number, output in enumerate(outputs)
         ]
         codes = [ended(process) for process in processes]
-    return codes, "".join(output.read_text() for output in outputs)
+    shown = "".join(output.read_text() for output in outputs)
+    assert codes == [code] * count, shown
+    return shown
 
 
 def rank(number: int, count: int, port: int, words: Sequence[str]) -> int:
@@ -159,17 +159,14 @@ class TestSeveral:
         words = [*FAST, *BUFFER, "--logs", str(tmp_path)]
         for count, tasks in ((2, "2"), (3, "4")):
             some = [*KEEP, "--data.max_tasks", tasks, *LAST]
-            codes, shown = several(count, tmp_path, "fit", *words, *some)
-            assert codes == [0] * count, shown
+            several(count, tmp_path, "fit", *words, *some)
         assert fit(tmp_path, *BUFFER, *KEEP, *LAST) == 0
         folder = tmp_path / "default" / "version_0"
         assert_equal_models(folder, alone)
-        of_both = [
-            pd.read_parquet(run / "predictions.parquet") for run in (folder, alone)
-        ]
+        tables = [run / "predictions.parquet" for run in (folder, alone)]
+        of_both = map(pd.read_parquet, tables)
         pd.testing.assert_frame_equal(*of_both, check_exact=False, rtol=0, atol=1e-5)
-        codes, shown = several(2, tmp_path, "predict", *words, *LAST)
-        assert codes == [0, 0], shown
+        several(2, tmp_path, "predict", *words, *LAST)
         by_two = (folder / "predictions.csv").read_text()
         assert main(["predict", *words, *LAST]) == 0
         assert (folder / "predictions.csv").read_text() == by_two
@@ -182,14 +179,12 @@ class TestSeveral:
         options = [*BUFFER, *of_folder(images)]
         one = learned(tmp_path / "one", *options)
         words = ["fit", *FAST, *options, "--logs", str(tmp_path / "two")]
-        codes, shown = several(2, tmp_path, *words)
-        assert codes == [0, 0], shown
+        several(2, tmp_path, *words)
         assert_equal_models(tmp_path / "two" / "default" / "version_0", one)
 
     def test_a_head_that_keeps_samples_is_refused_at_the_start(self, tmp_path):
         words = ["fit", *FAST, "--logs", str(tmp_path), "--model.head", "KNNHead"]
-        codes, shown = several(2, tmp_path, *words)
-        assert codes == [2, 2], shown
+        shown = several(2, tmp_path, *words, code=2)
         assert "not in 2: --trainer.devices 1" in shown
 
     def test_through_a_network(self, tmp_path):
@@ -200,8 +195,7 @@ class TestSeveral:
         options = [*BUFFER, *line.split(), *of_folder(images, 2)]
         one = learned(tmp_path / "one", *options)
         words = ["fit", *FAST, *options, "--logs", str(tmp_path / "more")]
-        codes, shown = several(3, tmp_path, *words)
-        assert codes == [0] * 3, shown
+        several(3, tmp_path, *words)
         more = tmp_path / "more" / "default" / "version_0"
         assert_equal_models(more, one, 1e-5)
         for run in (one, more):
@@ -213,12 +207,10 @@ class TestSeveral:
         reads.
         """
         images = make_images(tmp_path / "images", ["a"], per_class=40)
-        last = sorted(images.rglob("*.png"))[-1]
-        for path in [last, *sorted(images.rglob("*.png"))[-9:]]:
+        for path in sorted(images.rglob("*.png"))[-9:]:
             path.write_bytes(b"not an image")
         words = ["fit", *FAST, *of_folder(images), "--logs", str(tmp_path)]
-        codes, shown = several(2, tmp_path, *words)
-        assert codes == [1, 1], shown
+        shown = several(2, tmp_path, *words, code=1)
         said = [line for line in shown.splitlines() if "error:" in line]
         assert len(said) == 2
         assert all(line.startswith("cifnet: error: ") for line in said), shown
@@ -228,9 +220,8 @@ class TestSeveral:
     def test_copies_and_unreadable_images_are_left_out_as_one_process_does(
         self, tmp_path
     ):
-        images = make_images(
-            tmp_path / "images", ["ant", "bee", "cow", "dog"], per_class=15
-        )
+        names = ["ant", "bee", "cow", "dog"]
+        images = make_images(tmp_path / "images", names, per_class=15)
         for i in range(4):
             shutil.copy(images / "bee" / "4.png", images / "bee" / f"x {i}.png")
         for i in range(5):  # one of them at least is not held out
@@ -241,16 +232,15 @@ class TestSeveral:
         words = ["fit", *FAST, *BUFFER, *of_folder(images, 2)]
         words += ["--model.head", "RidgeHead", "--data.batch_size", "7"]
         words += ["--data.on_corrupt", "skip"]
-        codes, shown = several(2, tmp_path, *words, "--logs", str(tmp_path / "two"))
-        assert codes == [0, 0], shown
+        shown = several(2, tmp_path, *words, "--logs", str(tmp_path / "two"))
         assert shown.count("learned already or twice") == 1
         assert shown.count("in two classes: not learned") == 1
         assert shown.count("3 unreadable images left out: ") == 1
         assert main([*words, "--logs", str(tmp_path / "one")]) == 0
         two = tmp_path / "two" / "default" / "version_0"
         one = tmp_path / "one" / "default" / "version_0"
-        found = [(run / "duplicates.csv").read_text() for run in (two, one)]
-        assert found[0] == found[1]
+        found, wanted = [(run / "duplicates.csv").read_text() for run in (two, one)]
+        assert found == wanted
         assert_equal_models(two, one)
         assert cifnet_pl.load(two).counts == cifnet_pl.load(one).counts
 

@@ -18,7 +18,7 @@ from cifnet_pl.iterative import FinetuneModule
 from cifnet_pl.utilities.errors import CifnetError
 from tests.command_line import assert_same_model, fit, learned, measurements, rows
 from tests.data.layouts import domain_folders
-from tests.lightning_runs import digits, module, trainer
+from tests.lightning_runs import digits, fitted, module, trainer
 
 RIDGE = ["--model.head", "RidgeHead"]
 
@@ -34,8 +34,7 @@ RIDGE = ["--model.head", "RidgeHead"]
 def test_what_returns_is_learned_as_if_it_had_come_at_once(
     kind: Stream, head: Any, tmp_path: Path
 ) -> None:
-    learner = module(head=head, buffer=None)
-    trainer(tmp_path).fit(learner, datamodule=digits(stream=kind))
+    learner = fitted(tmp_path, digits(stream=kind), head=head, buffer=None)
     source = learner.data.source
     images = source.train
     pixels = np.stack([images.image(row).square(8) for row in range(len(images))])
@@ -107,11 +106,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(
 def test_domains_have_an_accuracy_each(tmp_path: Path) -> None:
     root = tmp_path / "images"
     domain_folders(root)
-    model = module(head=RidgeHead, buffer=None)
-    data = digits(
-        source="domains", root=str(root), stream=Domains(), classes_per_task=3
-    )
-    trainer(tmp_path).fit(model, datamodule=data)
+    options = {"source": "domains", "root": str(root), "stream": Domains()}
+    data = digits(classes_per_task=3, **options)
+    model = fitted(tmp_path, data, head=RidgeHead, buffer=None)
     assert [len(names) for names in model.learned_tasks] == [3, 0]
     assert model.evaluation.task_accuracy == [100.0, 100.0]
     assert sum(model.head.class_counts().values()) == 20

@@ -53,7 +53,8 @@ class CoverageAndNoveltyMetrics(Callback):
             DataError: there are no images, or one cannot be read (``on_corrupt: skip`` leaves it
                 out).
         """
-        folder = cast(TaskModule, pl_module).data.unknown
+        data = cast(TaskModule, pl_module).data
+        folder = data.unknown
         if folder is None:
             return
         if not isinstance(pl_module, CIFNetModule):
@@ -65,7 +66,22 @@ class CoverageAndNoveltyMetrics(Callback):
             raise UsageError(
                 "--data.unknown takes images, but this run learns embeddings: leave it out"
             )
-        self._unknown = _embed_unknown(pl_module, folder)
+        read_names_as(data.given["zip_encoding"], expanded(folder))
+        with prefixed("--data.unknown"):
+            z, _, unreadable = embed(
+                folder,
+                pl_module.backbone,
+                image_size=data.image_size,
+                device=str(pl_module.device),
+            )
+            if unreadable and data.on_corrupt == "error":
+                reasons = [f"{image}: {reason}" for image, reason in unreadable.items()]
+                raise unreadable_images(reasons)
+            if not len(z):
+                raise DataError(
+                    f"none of the images of {printable(folder)} can be read"
+                )
+        self._unknown = z
 
     def on_validation_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
@@ -125,22 +141,3 @@ class CoverageAndNoveltyMetrics(Callback):
         known = torch.tensor(evaluation.samples["novelty"].to_numpy())
         unknown = module.head.novelty(self._unknown.to(module.model.device)).cpu()
         row.unknown_auroc, row.unknown_fpr95 = detection(known, unknown)
-
-
-def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:
-    """Return the (m, d) embeddings of the images in a folder."""
-    data = module.data
-    read_names_as(data.given["zip_encoding"], expanded(folder))
-    with prefixed("--data.unknown"):
-        z, _, unreadable = embed(
-            folder,
-            module.backbone,
-            image_size=data.image_size,
-            device=str(module.device),
-        )
-        if unreadable and data.on_corrupt == "error":
-            reasons = [f"{image}: {reason}" for image, reason in unreadable.items()]
-            raise unreadable_images(reasons)
-        if not len(z):
-            raise DataError(f"none of the images of {printable(folder)} can be read")
-    return z

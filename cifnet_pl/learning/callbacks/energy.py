@@ -129,13 +129,15 @@ class EnergyMonitor(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the energy of the task; with several nodes, the sum over nodes."""
-        learning = self._spent
-        evaluation = self._since_last()
+        energy = torch.stack([self._spent, self._since_last()])
         if trainer.state.fn != "fit":
             return
         if self.enabled and trainer.num_nodes > 1:
-            learning = _over_nodes(trainer, learning)
-            evaluation = _over_nodes(trainer, evaluation)
+            # Only one process on each node has a reading.
+            place = float64_device(trainer.strategy.root_device)
+            own = energy.nan_to_num().to(place)
+            energy = cast(Tensor, trainer.strategy.reduce(own, reduce_op="sum")).cpu()
+        learning, evaluation = energy
         record = cast(TaskModule, pl_module).record
         row = record.rows[-1]
         row.energy_source = self.source
@@ -247,10 +249,3 @@ def energy_source(hardware: Sequence[Any]) -> str:
             else:
                 sources.append(f"cpu estimated ({mode})")
     return ", ".join(dict.fromkeys(sources))
-
-
-def _over_nodes(trainer: Trainer, energy: Tensor) -> Tensor:
-    """Return the sum over processes; only one process on each node has a reading."""
-    own = energy.nan_to_num().to(float64_device(trainer.strategy.root_device))
-    total = trainer.strategy.reduce(own, reduce_op="sum")
-    return cast(Tensor, total).cpu()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,22 +41,20 @@ class PredictionTable(BasePredictionWriter):
         batch_indices: Sequence[Any],
     ) -> None:
         """Write the predictions of all processes."""
-        local: list[tuple[int, int, float]] = []
-        for row, label, probability in predictions:
-            local += zip(
-                row.tolist(), label.tolist(), probability.tolist(), strict=True
-            )
+        # Rows, labels and probabilities; nothing where this process had no batch.
+        local = [torch.cat(parts).tolist() for parts in zip(*predictions, strict=True)]
         gathered = of_all_processes(local)
         if not trainer.is_global_zero:
             return
         module = cast(TaskModule, pl_module)
         source = module.data.source
         table = []
-        for row, label, probability in chain.from_iterable(gathered):
-            true_class = source.class_names[int(source.test.labels[row])]
-            predicted = module.class_names[label]
-            name = source.test.names[row]
-            table.append((name, true_class, predicted, f"{probability:.6f}"))
+        for columns in gathered:
+            for row, label, probability in zip(*columns, strict=True):
+                true_class = source.class_names[int(source.test.labels[row])]
+                predicted = module.class_names[label]
+                name = source.test.names[row]
+                table.append((name, true_class, predicted, f"{probability:.6f}"))
         path = self.folder / "predictions.csv"
         write_text(path, to_csv(PREDICTION_COLUMNS, sorted(table)))
         self._message = f"{len(table)} predictions in {path}"

@@ -1,25 +1,78 @@
-"""When checkpoints are saved inside a task."""
+"""When checkpoints are saved inside a task, and the seconds of a task that a run was stopped in."""
 
+import time
 from types import SimpleNamespace
 
+import pytest
+import torch
+
+from cifnet_pl import CIFNetModule
+from cifnet_pl.iterative import FinetuneModule
 from cifnet_pl.learning.callbacks import checkpoint
 from cifnet_pl.learning.callbacks.checkpoint import TaskCheckpoint
+from tests.iterative.suite import data, install, learner, save_at
+from tests.lightning_runs import digits, fitted, module, trainer
 
 
 def test_minutes_lie_between_checkpoints(tmp_path, monkeypatch):
     clock = SimpleNamespace(seconds=0)
-    time = SimpleNamespace(monotonic=lambda: clock.seconds)
-    monkeypatch.setattr(checkpoint, "time", time)
+    seconds = SimpleNamespace(monotonic=lambda: clock.seconds)
+    monkeypatch.setattr(checkpoint, "time", seconds)
     saved = []
-    trainer = SimpleNamespace(
+    run = SimpleNamespace(
         loggers=["a logger"],
         log_dir=tmp_path,
         strategy=SimpleNamespace(broadcast=lambda due: due),
         save_checkpoint=lambda path, weights_only: saved.append(clock.seconds),
     )
-    module = SimpleNamespace(can_resume_inside_task=True)
+    saves = SimpleNamespace(can_resume_inside_task=True)
     callback = TaskCheckpoint(every_minutes=2)
     for second in range(300):  # a batch each second
         clock.seconds = second
-        callback.on_train_batch_end(trainer, module, None, None, 0)
+        callback.on_train_batch_end(run, saves, None, None, 0)
     assert saved == [120, 240]
+
+
+LONG = 5000.0
+KINDS = {
+    "trained": lambda: (learner(FinetuneModule, epochs=1), data()),
+    "closed_form": lambda: (module(), digits(max_tasks=2, batch_size=32)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_count_only_where_the_run_goes_on_inside_the_task(
+    kind, tmp_path, monkeypatch
+):
+    """From a checkpoint that was written inside the second task."""
+    install(monkeypatch.setitem)
+    path = tmp_path / "inside.ckpt"
+    learned, fed = KINDS[kind]()
+    trainer(tmp_path, save_at(path, task=1, batches=3)).fit(learned, datamodule=fed)
+    content = torch.load(path, weights_only=True)
+    assert 0 < content["cifnet"]["record"]["open_seconds"] < LONG
+    content["cifnet"]["record"]["open_seconds"] = LONG
+    torch.save(content, path)
+    learned, fed = KINDS[kind]()
+    trainer(tmp_path, TaskCheckpoint()).fit(learned, datamodule=fed, ckpt_path=path)
+    first, second = [row.train_seconds for row in learned.record.rows]
+    assert 0 < first < LONG
+    assert (second > LONG) == (kind == "trained")
+    assert learned.record.open_seconds == 0  # between tasks
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("_embed", "backbone"), ("finish_task", "solving")]
+)
+def test_the_part_that_limits_a_run_is_measured(
+    name, part, tmp_path, monkeypatch, watch
+):
+    """An hour passes at each call."""
+    clock = time.perf_counter
+    hours = watch(CIFNetModule, name, lambda *_, **options: 1)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + 3600 * len(hours))
+    learned = fitted(tmp_path, digits(max_tasks=1, batch_size=32))
+    (row,) = learned.record.rows
+    rest = row.train_seconds - row.solve_seconds - row.waiting_seconds
+    spent = {"solving": row.solve_seconds, "backbone": rest}
+    assert spent[part] > 0.6 * row.train_seconds

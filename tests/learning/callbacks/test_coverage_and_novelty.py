@@ -12,7 +12,7 @@ from cifnet_pl.heads import NCMHead, RidgeHead
 from cifnet_pl.learning.callbacks import CoverageAndNoveltyMetrics
 from cifnet_pl.utilities.errors import CifnetError
 from tests.command_line import BUFFER, learned, rows
-from tests.lightning_runs import digits, module, trainer
+from tests.lightning_runs import digits, fitted
 
 COLUMNS = [
     "set_size",
@@ -69,9 +69,8 @@ def test_a_calibrated_run_with_unknown_images(unknown, tmp_path, capsys):
 
 
 def test_without_unknown_images_and_calibration_nothing_is_measured(tmp_path):
-    learner = module(head=RidgeHead, buffer=None)
-    run = trainer(tmp_path, CoverageAndNoveltyMetrics())
-    run.fit(learner, datamodule=digits(max_tasks=1))
+    data = digits(max_tasks=1)
+    learner = fitted(tmp_path, data, CoverageAndNoveltyMetrics(), head=RidgeHead)
     (row,) = learner.record.rows
     assert [getattr(row, name) for name in COLUMNS] == [None] * 5
 
@@ -90,6 +89,5 @@ def test_refusals(head, folder, options, said, tmp_path):
     for name in ("1.png", "2.png"):
         (tmp_path / "bad" / name).write_bytes(b"no image")
     fed = digits(unknown=str(tmp_path / folder), **options)
-    run = trainer(tmp_path, CoverageAndNoveltyMetrics())
     with pytest.raises(CifnetError, match=said):
-        run.fit(module(head=head, buffer=None), datamodule=fed)
+        fitted(tmp_path, fed, CoverageAndNoveltyMetrics(), head=head, buffer=None)

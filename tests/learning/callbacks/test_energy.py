@@ -19,24 +19,17 @@ from tests.iterative.suite import data, install, learner, save_at
 from tests.lightning_runs import digits, module, trainer
 
 
-class Cpu:
-    _mode = "intel_rapl"
+def part(kind: str, **values: object) -> object:
+    """A part of the hardware, which CodeCarbon tells by its class."""
+    return type(kind, (), values)()
 
 
-class NvidiaGPUDevice:
-    pass
-
-
-class AMDGPUDevice:
-    pass
-
-
-class GPU:
-    devices = SimpleNamespace(devices=[NvidiaGPUDevice(), AMDGPUDevice()])
-
-
-class RAM:
-    pass
+GPUS = [part("NvidiaGPUDevice"), part("AMDGPUDevice")]
+HARDWARE = [
+    part("Cpu", _mode="intel_rapl"),
+    part("GPU", devices=SimpleNamespace(devices=GPUS)),
+    part("RAM"),
+]
 
 
 class Tracker:
@@ -51,7 +44,7 @@ class Tracker:
     def __init__(self, **options):
         self.chosen.update(options)
         self.hit("init")
-        self._hardware = [Cpu(), GPU(), RAM()]
+        self._hardware = HARDWARE
 
     def hit(self, name):
         self.calls[name] += 1

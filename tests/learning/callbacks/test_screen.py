@@ -10,7 +10,7 @@ from cifnet_pl.heads import RidgeHead
 from cifnet_pl.learning.callbacks.screen import largest_share, summary_lines
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from tests.command_line import FAST, fit, make_images
-from tests.lightning_runs import digits, module, trainer
+from tests.lightning_runs import digits, fitted
 from tests.terminal import seen_at_a_terminal
 
 
@@ -91,9 +91,7 @@ def test_a_run_says_what_limits_it(
     ("classes", "start"), [(1, "With one class "), (2, "Calibration error ")]
 )
 def test_figures_that_say_nothing_are_not_shown(classes, start, tmp_path):
-    learner = module(head=RidgeHead, buffer=None)
     data = digits(classes_per_task=classes, max_tasks=1)
-    trainer(tmp_path).fit(learner, datamodule=data)
-    lines = summary_lines(learner)
+    lines = summary_lines(fitted(tmp_path, data, head=RidgeHead, buffer=None))
     assert len(lines) == 3
     assert lines[1].startswith(start)
