@@ -47,7 +47,12 @@ class AutoEncoders(nn.Module):
             joined = torch.cat([old, new.to(old)])
             setattr(self, name, nn.Parameter(joined))
 
-    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, z: Tensor) -> Tensor:
+        """Return (n, C) scores of embeddings (n, d)."""
+        scores, _ = self.reconstruct(z)
+        return scores
+
+    def reconstruct(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Reconstruct embeddings.
 
         Args:
@@ -118,15 +123,10 @@ class CREATEModule(IterativeModule):
         """Return the network and the auto-encoders."""
         return [self.network, self.encoders]
 
-    def logits(self, z: Tensor) -> Tensor:
-        """Return (n, C) scores of reconstruction."""
-        scores: Tensor = self.encoders(z.float())[0]
-        return scores
-
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute classification, separation and, from the second task on, distillation."""
         x = batch.inputs()
-        scores, codes = self.encoders(self.features(x).float())
+        scores, codes = self.encoders.reconstruct(self.features(x).float())
         scores = scores.float()
         probabilities = scores.softmax(dim=1) + SMALLEST
         own = probabilities.gather(1, batch.labels[:, None])
@@ -134,12 +134,8 @@ class CREATEModule(IterativeModule):
         loss: Tensor = -own.log().mean() + separated
         if self.is_first_task:
             return loss
-        network, encoders = self.teacher
-        with torch.no_grad():
-            teacher_scores = encoders(network(x))[0].float()
-        known = scores[:, : self.old_classes]
         # Multiplied by T², which WA, iCaRL and FOSTER do not.
-        return loss + TEMPERATURE**2 * distillation(known, teacher_scores)
+        return loss + TEMPERATURE**2 * distillation(scores, self.old_scores(x))
 
     def _separation(self, scores: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
         """Compute the separation over the batch of all processes."""

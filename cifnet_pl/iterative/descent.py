@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -76,15 +76,16 @@ class StepBatch:
     Attributes:
         images: (n, 3, s, s) uint8.
         labels, keys: (n,) int64.
-        seed: integers that the augmentation depends on, besides the keys.
-        augmented: augments and normalises images by their keys and a seed.
+        seed: integers that the augmentation depends on, besides the keys: they stand for the run
+            and the epoch.
+        module: the :class:`~cifnet_pl.iterative.trainer.IterativeModule` that learns.
     """
 
     images: Tensor
     labels: Tensor
     keys: Tensor
     seed: tuple[int, ...]
-    augmented: Callable[[Tensor, Tensor, tuple[int, ...]], Tensor]
+    module: Any
 
     def inputs(self, view: int = 0) -> Tensor:
         """Return (n, 3, s, s) float32 images, augmented and normalised.
@@ -92,7 +93,10 @@ class StepBatch:
         Args:
             view: number of the random view, from 0; the same view has the same bits again.
         """
-        return self.augmented(self.images, self.keys, (*self.seed, view))
+        seed = (*self.seed, view)
+        images = self.module.augmentation(self.images, self.keys, seed)
+        x: Tensor = self.module.backbone.normalised(images)
+        return x
 
 
 def plan_steps(
@@ -161,13 +165,13 @@ Between0And1 = Annotated[float, Field(gt=0, lt=1)]
 Milestones = Annotated[list[Between0And1], AfterValidator(_rising)]
 
 
-class Regime(BaseModel):
+class Regime(BaseModel, allow_inf_nan=False):
     """How all methods train; options of :class:`~cifnet_pl.iterative.trainer.IterativeModule`."""
 
     epochs: Both[PositiveInt]
-    learning_rate: Both[Annotated[PositiveFloat, Field(allow_inf_nan=False)]]
+    learning_rate: Both[PositiveFloat]
     momentum: Annotated[float, Field(ge=0, lt=1)]
-    weight_decay: Both[Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]]
+    weight_decay: Both[NonNegativeFloat]
     schedule: Schedule
     milestones: Annotated[
         tuple[Milestones, Milestones], BeforeValidator(_milestones_twice)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
 from typing import Literal, NamedTuple
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,22 +13,8 @@ from torch.nn import functional
 from cifnet_pl.buffer import select_herding
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
-from cifnet_pl.utilities.processes import of_all_processes
 
 Prediction = Literal["classifier", "nearest_mean"]
-
-
-class PixelBatch(NamedTuple):
-    """Images as bytes.
-
-    Attributes:
-        image: (n, 3, s, s) uint8.
-        label, key: (n,) int64.
-    """
-
-    image: Tensor
-    label: Tensor
-    key: Tensor
 
 
 class ExemplarSet(GrowingModule):
@@ -57,12 +43,11 @@ class ExemplarSet(GrowingModule):
             quota: number of exemplars of a class.
             classes: number of classes; exemplars of further ones go.
         """
-        rows = []
-        for label in range(classes):
-            own = (self.label == label).nonzero().flatten()
-            rows.append(own[:quota])
-        if rows:
-            self.image, self.label, self.key = self.at(torch.cat(rows))
+        labels = pd.Series(self.label.cpu().numpy())
+        ranks = labels.groupby(labels).cumcount()
+        is_kept = (ranks < quota) & (labels < classes)
+        rows = torch.from_numpy(np.flatnonzero(is_kept))
+        self.image, self.label, self.key = self.at(rows)
 
     def add(self, image: Tensor, label: int, key: Tensor) -> None:
         """Append the exemplars of a new class.
@@ -83,12 +68,10 @@ class ExemplarSet(GrowingModule):
         self.label = torch.cat([self.label, labels])
         self.key = torch.cat([self.key, key.to(device)])
 
-    def at(self, positions: Tensor) -> PixelBatch:
-        """Return the exemplars at ``positions``."""
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return images, labels and keys of the exemplars at ``positions``."""
         positions = positions.to(self.label.device)
-        return PixelBatch(
-            self.image[positions], self.label[positions], self.key[positions]
-        )
+        return self.image[positions], self.label[positions], self.key[positions]
 
     def probabilities(self, z: Tensor) -> Tensor:
         """Return (n, C) float64 probabilities of embeddings (n, d) by the nearest mean.
@@ -127,26 +110,17 @@ class Candidates(NamedTuple):
     key: Tensor
     row: Tensor
 
-    @classmethod
-    def gather(cls, local: Sequence[Candidates]) -> Candidates:
-        """Return the candidates of all processes together."""
-        batches = chain.from_iterable(of_all_processes(local))
-        return cls(*(torch.cat(column) for column in zip(*batches, strict=True)))
-
-    def select(self, label: int, count: int) -> Candidates:
-        """Return the exemplars of a class by herding, best first (iCaRL, algorithm 4).
+    def select(self, label: int, count: int) -> Tensor:
+        """Return positions of the exemplars of a class by herding, best first (iCaRL, algorithm 4).
 
         Args:
             label: the class.
             count: number of exemplars, at most.
         """
         own = (self.label == label).nonzero().flatten()
-        by_key = self.key[own].argsort()
-        own = own[by_key]
-        keys = self.key[own]
-        best_first = select_herding(self.z[own], keys, 0, count)
-        chosen = own[best_first]
-        return Candidates(*(column[chosen] for column in self))
+        by_key = own[self.key[own].argsort()]
+        best_first = select_herding(self.z[by_key], self.key[by_key], 0, count)
+        return by_key[best_first]
 
 
 def quota(capacity: int, per_class: int | None, classes: int) -> int:

@@ -185,18 +185,13 @@ class FOSTERModule(IterativeModule):
             old = cast(nn.Linear, self.teacher[0])
             layer = grown(old, self.width, self.n_classes)
             self.student = nn.ModuleList([student, layer])
-        weights = effective_weights(self._image_counts(), beta)
-        self._class_weights = weights.to(self.device, torch.float32)
-
-    def _image_counts(self) -> Tensor:
-        """Return (C,) number of images of each class that the task learns from, at least 1.
-
-        Exemplars are included.
-        """
+        # The task learns from each image once in every pass, and from all exemplars.
         in_steps = np.concatenate([step.rows for step in self.steps])
         new = self.labels_of(np.unique(in_steps))
-        old = self.exemplars.label.cpu()
-        return torch.cat([old, new]).bincount(minlength=self.n_classes).clamp_min(1)
+        labels = torch.cat([self.exemplars.label.cpu(), new])
+        counts = labels.bincount(minlength=self.n_classes).clamp_min(1)
+        weights = effective_weights(counts, beta)
+        self._class_weights = weights.to(self.device, torch.float32)
 
     def learning_parts(self) -> list[nn.Module | None]:
         """Return the new branch and its classifiers; then the student."""

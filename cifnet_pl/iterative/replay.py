@@ -78,8 +78,7 @@ class ICaRLModule(IterativeModule):
             return binary_distillation(scores, targets)
         loss = functional.cross_entropy(scores, batch.labels)
         if self.old_classes:
-            known = scores[:, : self.old_classes]
-            return loss + distillation(known, self.old_scores(x))
+            return loss + distillation(scores, self.old_scores(x))
         return loss
 
 
@@ -104,8 +103,7 @@ class WAModule(IterativeModule):
         if not self.old_classes:
             return classification
         share = self.old_classes / self.n_classes
-        known = scores[:, : self.old_classes]
-        distilled = distillation(known, self.old_scores(x))
+        distilled = distillation(scores, self.old_scores(x))
         return (1 - share) * classification + share * distilled
 
     def after_learning(self) -> None:

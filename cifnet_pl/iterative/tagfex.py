@@ -188,14 +188,12 @@ class TagFexModule(DERModule):
 
     def _contrast(self, a: Tensor, b: Tensor) -> Tensor:
         """Compute InfoNCE over the views of all processes."""
-        a = self._all_views(a.float())
-        b = self._all_views(b.float())
+        gathered = []
+        for rows in (a.float(), b.float()):
+            views = [self.processes.gather(view) for view in rows.chunk(2)]
+            gathered.append(torch.cat(views))
         with torch.autocast(a.device.type, enabled=False):
-            return info_nce(a, b) / self.processes.share
-
-    def _all_views(self, local: Tensor) -> Tensor:
-        views = [self.processes.gather(view) for view in local.chunk(2)]
-        return torch.cat(views)
+            return info_nce(*gathered) / self.processes.share
 
     def _distilled(self, x: Tensor, agnostic: Tensor) -> Tensor:
         """Compute InfoNCE between predicted and old features, projected.

@@ -6,9 +6,10 @@ A method overrides the methods under "for subclasses to override"; the rest is t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -37,7 +38,6 @@ from cifnet_pl.iterative.descent import (
 from cifnet_pl.iterative.exemplars import (
     Candidates,
     ExemplarSet,
-    PixelBatch,
     Prediction,
     quota,
 )
@@ -57,6 +57,7 @@ from cifnet_pl.utilities.errors import (
     no_images,
 )
 from cifnet_pl.utilities.growing_tensors import float64_device
+from cifnet_pl.utilities.processes import of_all_processes
 from cifnet_pl.utilities.run_folders import COMPLETE
 
 OPTIONS = (*Regime.model_fields, *Augmentation.model_fields)
@@ -134,7 +135,7 @@ class IterativeModule(TaskModule):
         parts: modules that learn now.
         phase_number: number of the current phase in the task, from 0; −1 before the first.
         current_phase: its name.
-        descent: SGD of the current or the last phase; None before the first.
+        descent: SGD of the current or the last phase.
         before: weights from before the open task, which a checkpoint stores; empty before the
             first.
         position: weights, optimizer state and step at which the next task goes on, and those after
@@ -149,6 +150,15 @@ class IterativeModule(TaskModule):
     compares_processes = False
     can_resume_inside_task = True
     classifiers: tuple[str, ...] = ("classifier", "nearest_mean")
+    # Each task sets these anew.
+    teacher: tuple[nn.Module, ...]
+    steps: list[Step]
+    steps_done: int
+    phase_number: int
+    current_phase: str
+    descent: Descent
+    image_counts: Tensor
+    _candidates: list[Candidates]
 
     def __init__(
         self,
@@ -212,16 +222,8 @@ class IterativeModule(TaskModule):
         self.exemplars = ExemplarSet()
         self.old_classes = 0
         self.n_classes = 0
-        self.teacher: tuple[nn.Module, ...] = ()
         self.processes = Processes(self)
         self.before: dict[str, Tensor] = {}
-        self.descent: Descent | None = None
-        self.phase_number = -1
-        self.current_phase = ""
-        self.steps: list[Step] = []
-        self.steps_done = 0
-        self.image_counts = torch.zeros(0, dtype=torch.int64)
-        self._candidates: list[Candidates] = []
 
     # ------------------------------------------------------------------ for subclasses to override
 
@@ -358,8 +360,7 @@ class IterativeModule(TaskModule):
         task = len(self.learned_tasks)
         phase = self.phase("tune", share, rate)
         positions = np.arange(len(self.exemplars))
-        seed = [self.seed, task, 4]
-        steps = self._planned(positions, 0, [phase], task - 1, seed)
+        steps = self._planned(positions, 0, [phase], task - 1, [self.seed, task, 4])
         self.begin_descent(phase)
         for step in steps:
             own = np.array_split(step.rows, self.processes.count)[self.global_rank]
@@ -382,8 +383,7 @@ class IterativeModule(TaskModule):
         """
         network, classifier = self.teacher
         with torch.no_grad():
-            scores: Tensor = classifier(network(x))
-            return scores.float()
+            return classifier(network(x)).float()
 
     def align(self) -> None:
         """Scale the weights of new classes to the mean norm of the old ones (WA, eq. 10)."""
@@ -394,20 +394,7 @@ class IterativeModule(TaskModule):
 
     def fresh_network(self) -> nn.Module:
         """Return a network as it was before the first task; random weights are drawn anew."""
-        return self._build().network.requires_grad_(True).to(self.device)
-
-    def augmented(self, images: Tensor, keys: Tensor, seed: Sequence[int]) -> Tensor:
-        """Augment and normalise images.
-
-        Args:
-            images: (n, 3, s, s) uint8.
-            keys: (n,) int64 identity of each; with the seed it decides the augmentation.
-            seed: integers that stand for the run and the epoch.
-
-        Returns:
-            (n, 3, s, s) float32.
-        """
-        return self.backbone.normalised(self.augmentation(images, keys, seed))
+        return self._build().network.requires_grad_(True)
 
     def decode(self, rows: Tensor) -> Tensor:
         """Return (n, 3, s, s) uint8 training images at positions (n,).
@@ -492,9 +479,9 @@ class IterativeModule(TaskModule):
         rows = self.select_rows(rows, task)
         # The phases of a task depend on it.
         self.old_classes = sum(len(names) for names in self.learned_tasks[:task])
-        seed = [self.seed, task]
-        exemplars = len(self.exemplars)
-        self.steps = self._planned(rows, exemplars, self.phases(), task, seed)
+        self.steps = self._planned(
+            rows, len(self.exemplars), self.phases(), task, [self.seed, task]
+        )
         steps_taken = 0
         if self.position is not None:
             steps_taken = self.position["step"]
@@ -542,7 +529,6 @@ class IterativeModule(TaskModule):
         self._candidates = []
         self.old_classes = labels[0]
         self.n_classes = labels[-1] + 1
-        self.teacher = ()
         if self.old_classes:
             self.teacher = tuple(frozen(module) for module in self.teachers())
         with self.seeded(1, len(self.learned_tasks)):
@@ -553,9 +539,14 @@ class IterativeModule(TaskModule):
         )
         self.phase_number = -1
         self.steps_done = 0
-        if self.position is not None:
-            self._resume_at(self.position)
-            self.position = None
+        position = self.position
+        if position is not None and position["step"]:
+            self.steps_done = position["step"]
+            self.image_counts = position["counts"].to(self.device)
+            self.enter_phase(self.steps[self.steps_done - 1].phase)
+            self.load_state_dict(position["weights"])
+            self.descent.load_state_dict(position["descent"])
+        self.position = None
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Take the next step of the plan, and those after it that have no new images."""
@@ -589,28 +580,28 @@ class IterativeModule(TaskModule):
         step = self.steps[self.steps_done]
         self.enter_phase(step.phase)
         key = batch.key.to(batch.label.device)  # content hashes come on the CPU
-        samples = PixelBatch(batch.image, batch.label, key)
+        samples = [batch.image, batch.label, key]
         if len(step.exemplars):
             parts = np.array_split(step.exemplars, self.processes.count)
             # Processes with fewer new images get more exemplars.
             own = parts[::-1][self.global_rank]
-            pairs = zip(samples, self.exemplars.at(torch.from_numpy(own)), strict=True)
-            samples = PixelBatch(*(torch.cat(pair) for pair in pairs))
+            exemplars = self.exemplars.at(torch.from_numpy(own))
+            samples = [torch.cat(pair) for pair in zip(samples, exemplars, strict=True)]
         self._learn_from(samples, step.phase, step)
         self.steps_done += 1
 
-    def _learn_from(self, samples: PixelBatch, phase: int, step: Step) -> None:
+    def _learn_from(self, samples: Iterable[Tensor], phase: int, step: Step) -> None:
         """Take a step of SGD on images of this process.
 
         Args:
-            samples: the images.
+            samples: the images, their labels and keys.
             phase: number of the phase in the seed of the augmentation.
             step: gives the epoch, and the share of the phase that is over.
         """
-        assert self.descent is not None
         task = len(self.learned_tasks)
         seed = (self.seed, task, phase, step.epoch)
-        batch = StepBatch(*samples, seed, self.augmented)
+        images, labels, keys = samples
+        batch = StepBatch(images, labels, keys, seed, self)
         self.descent.step(batch, step.progress)
 
     def enter_phase(self, number: int) -> None:
@@ -642,7 +633,6 @@ class IterativeModule(TaskModule):
         Args:
             quantity: what is not finite, such as "the loss is nan".
         """
-        assert self.descent is not None
         rate = self.descent.phase.learning_rate
         return CifnetError(
             f"{quantity} in task {len(self.learned_tasks)}: the learning rate {rate:g} is too high,"
@@ -692,11 +682,12 @@ class IterativeModule(TaskModule):
         """Select the exemplars of the new classes, the same in all processes."""
         per_class = quota(self.exemplar_capacity(), self.per_class, self.n_classes)
         self.exemplars.shrink(per_class, self.old_classes)
-        candidates = Candidates.gather(self._candidates)
+        batches = chain.from_iterable(of_all_processes(self._candidates))
+        candidates = Candidates(*map(torch.cat, zip(*batches, strict=True)))
         for label in range(self.old_classes, self.n_classes):
             chosen = candidates.select(label, per_class)
-            images = self.decode(chosen.row)
-            self.exemplars.add(images, label, chosen.key)
+            images = self.decode(candidates.row[chosen])
+            self.exemplars.add(images, label, candidates.key[chosen])
 
     # ------------------------------------------------------------------ prediction
 
@@ -799,7 +790,7 @@ class IterativeModule(TaskModule):
     def _current_position(self) -> dict[str, Any]:
         """Return the state from which training resumes after the present step."""
         descent = None
-        if self.descent is not None:
+        if self.steps_done:
             descent = self.descent.state_dict()
         return {
             "step": self.steps_done,
@@ -809,16 +800,6 @@ class IterativeModule(TaskModule):
             "counts": self.image_counts.clone(),
             "steps": len(self.steps),
         }
-
-    def _resume_at(self, position: dict[str, Any]) -> None:
-        """Go on at a position; the network has its structure already."""
-        self.steps_done = position["step"]
-        self.image_counts = position["counts"].to(self.device)
-        if self.steps_done:
-            self.enter_phase(self.steps[self.steps_done - 1].phase)
-            self.load_state_dict(position["weights"])
-            assert self.descent is not None
-            self.descent.load_state_dict(position["descent"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the weights from before an open task, and the position inside it."""

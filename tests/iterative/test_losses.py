@@ -34,7 +34,7 @@ def assert_equal(ours, theirs):
 
 
 def distilled(g):
-    return losses.distillation(g["logits"][:, :OLD], g["teacher"])
+    return losses.distillation(g["logits"], g["teacher"])
 
 
 def class_weights(g, beta):
@@ -77,8 +77,7 @@ def separated(g, weights):
         ("foster_weights_beta2", lambda g: class_weights(g, 0.97)),
         ("tagfex_distill",
          lambda g: losses.info_nce(g["tagfex_predicted"], g["tagfex_old"])),
-        ("create_confusion", lambda g: losses.relative_margin(g["create_error"])),
-        ("create_weight", lambda g: losses.margin_weights(g["create_error"])),
+        ("create_weight", lambda g: losses.margin_weights(g["create_error"], 4.0)),
         ("create_contrastive", lambda g: separated(g, g["create_weight"])),
         ("create_contrastive_unweighted",
          lambda g: separated(g, torch.ones_like(g["create_weight"]))),
@@ -117,7 +116,7 @@ def test_pod_factor(given):
 
 
 def test_proxies(given):
-    classifier = CosineClassifier(16, 3).double()
+    classifier = CosineClassifier(3).double()
     for part in ("old", "new"):
         proxies = torch.nn.Parameter(given[f"pod_proxies_{part}"])
         classifier.proxies.append(proxies)
