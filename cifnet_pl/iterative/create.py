@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +39,10 @@ class AutoEncoders(nn.Module):
 
     def grow(self, classes: int) -> None:
         """Add auto-encoders of new classes, drawn as torch draws a convolution."""
-        for name in ("encode", "decode"):
-            old = cast(nn.Parameter, getattr(self, name)).detach()
+        for name, old in list(self.named_parameters()):
             bound = old.shape[2] ** -0.5
-            shape = (classes, *old.shape[1:])
-            new = torch.empty(shape).uniform_(-bound, bound)
-            joined = torch.cat([old, new.to(old)])
+            new = torch.empty(classes, *old.shape[1:]).uniform_(-bound, bound)
+            joined = torch.cat([old.detach(), new.to(old)])
             setattr(self, name, nn.Parameter(joined))
 
     def forward(self, z: Tensor) -> Tensor:

@@ -46,7 +46,6 @@ class DERModule(IterativeModule):
         self.branches.append(self.new_branch())
         inputs = self.width * len(self.branches)
         self.classifier = grown(self.classifier, inputs, self.n_classes)
-        self.auxiliary_classifier = None
         if len(self.branches) > 1:
             self.auxiliary_classifier = grown(None, self.width, classes + 1)
 

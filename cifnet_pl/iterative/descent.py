@@ -104,7 +104,7 @@ def plan_steps(
     exemplars: int,
     phases: Sequence[Phase],
     batch_size: int,
-    random: np.random.Generator,
+    seed: Sequence[int],
 ) -> list[Step]:
     """Divide new images and exemplars among the steps of all phases, in shuffled order.
 
@@ -117,8 +117,9 @@ def plan_steps(
         exemplars: number of exemplars of earlier tasks.
         phases: phases of the task.
         batch_size: images in a step over all processes, at most.
-        random: draws the orders.
+        seed: of the orders.
     """
+    random = np.random.default_rng(seed)
     images = len(rows) + exemplars
     count = max(1, math.ceil(images / batch_size))
     steps = []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,7 +16,9 @@ Prediction = Literal["classifier", "nearest_mean"]
 
 
 class ExemplarSet(GrowingModule):
-    """Images of past classes, best first within each class, and the mean embedding of each class.
+    """Images of past classes, and the mean embedding of each class.
+
+    They are sorted by label, best first within each class.
 
     Buffers:
         image: (n, 3, s, s) uint8.
@@ -43,20 +43,17 @@ class ExemplarSet(GrowingModule):
             quota: number of exemplars of a class.
             classes: number of classes; exemplars of further ones go.
         """
-        labels = pd.Series(self.label.cpu().numpy())
-        ranks = labels.groupby(labels).cumcount()
-        is_kept = (ranks < quota) & (labels < classes)
-        rows = torch.from_numpy(np.flatnonzero(is_kept))
-        self.image, self.label, self.key = self.at(rows)
+        start_of_class = torch.searchsorted(self.label, self.label)
+        ranks = torch.arange(len(self), device=self.label.device) - start_of_class
+        is_kept = (ranks < quota) & (self.label < classes)
+        self.image, self.label, self.key = self.at(is_kept)
 
-    def add(self, image: Tensor, label: int, key: Tensor) -> None:
-        """Append the exemplars of a new class.
-
-        Whether the class is new is not checked: one that has exemplars gets these as well.
+    def add(self, image: Tensor, label: Tensor, key: Tensor) -> None:
+        """Append the exemplars of new classes, whose labels are larger than all before.
 
         Args:
-            image: (n, 3, s, s) uint8, best first.
-            label: of the class.
+            image: (n, 3, s, s) uint8, best first within each class.
+            label: (n,) int64, sorted.
             key: (n,) int64 identity of each image.
         """
         device = self.label.device
@@ -64,12 +61,11 @@ class ExemplarSet(GrowingModule):
         if len(self):
             image = torch.cat([self.image, image])
         self.image = image
-        labels = self.label.new_full((len(key),), label)
-        self.label = torch.cat([self.label, labels])
+        self.label = torch.cat([self.label, label.to(device)])
         self.key = torch.cat([self.key, key.to(device)])
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return images, labels and keys of the exemplars at ``positions``."""
+        """Return images, labels and keys of the exemplars at ``positions``, or of a mask."""
         positions = positions.to(self.label.device)
         return self.image[positions], self.label[positions], self.key[positions]
 
@@ -89,7 +85,7 @@ class ExemplarSet(GrowingModule):
         Args:
             z: (n, d) embeddings of the exemplars.
         """
-        unit = functional.normalize(z.float(), dim=1)
+        unit = functional.normalize(z, dim=1)
         classes = int(self.label.max()) + 1
         sums = unit.new_zeros(classes, unit.shape[1])
         sums.index_add_(0, self.label, unit)
@@ -110,17 +106,20 @@ class Candidates(NamedTuple):
     key: Tensor
     row: Tensor
 
-    def select(self, label: int, count: int) -> Tensor:
-        """Return positions of the exemplars of a class by herding, best first (iCaRL, algorithm 4).
+    def select(self, count: int) -> Candidates:
+        """Return the exemplars of each class by herding, best first (iCaRL, algorithm 4).
 
         Args:
-            label: the class.
-            count: number of exemplars, at most.
+            count: number of exemplars of a class, at most.
         """
-        own = (self.label == label).nonzero().flatten()
-        by_key = own[self.key[own].argsort()]
-        best_first = select_herding(self.z[by_key], self.key[by_key], 0, count)
-        return by_key[best_first]
+        selected = []
+        for label in torch.unique(self.label):
+            own = (self.label == label).nonzero().flatten()
+            by_key = own[self.key[own].argsort()]
+            best_first = select_herding(self.z[by_key], self.key[by_key], 0, count)
+            selected.append(by_key[best_first])
+        rows = torch.cat(selected)
+        return Candidates(*(column[rows] for column in self))
 
 
 def quota(capacity: int, per_class: int | None, classes: int) -> int:

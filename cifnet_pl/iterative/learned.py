@@ -81,8 +81,7 @@ def frozen_backbone(module: Any) -> Backbone:
     structure, network = module.learned_network()
     start = module.backbone
     backbone = build_backbone(learned_name(structure, start.name, start.architecture))
-    state = network.state_dict()
-    backbone.load_weights({name: value.cpu() for name, value in state.items()})
+    backbone.load_weights(network.state_dict())
     images = natural_images(start.preprocessing.image_size)
     ours = backbone.embed(images)
     theirs = module.embed(images.to(module.device)).cpu()
@@ -111,7 +110,7 @@ def _linear_model(
         "labels": torch.arange(len(names)),
         "task_of": module.task_of_label,
         "counts": labels.bincount(),
-        "weights": weights.detach().cpu().to(head.dtype),
+        "weights": weights.detach(),
     }
     head.load_state_dict(state)
     buffer = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, cast
@@ -59,9 +60,6 @@ from cifnet_pl.utilities.errors import (
 from cifnet_pl.utilities.growing_tensors import float64_device
 from cifnet_pl.utilities.processes import of_all_processes
 from cifnet_pl.utilities.run_folders import COMPLETE
-
-OPTIONS = (*Regime.model_fields, *Augmentation.model_fields)
-"""Arguments of every method that weights and exemplars depend on, besides the backbone."""
 
 TUNING_EPOCH = 1000
 """Number that stands for balanced fine-tuning in the seed of its augmentation."""
@@ -192,7 +190,8 @@ class IterativeModule(TaskModule):
         self.parts: list[nn.Module] = []
         if milestones is None:
             given["milestones"] = [0.7, 0.9]
-        self.options: dict[str, Any] = {name: given[name] for name in OPTIONS}
+        names = (*Regime.model_fields, *Augmentation.model_fields)
+        self.options: dict[str, Any] = {name: given[name] for name in names}
         with explained(UsageError, "", ValidationError, reason=first_mistake):
             self.regime = Regime(**self.options)
             self.augmentation = Augmentation(**self.options)
@@ -323,28 +322,17 @@ class IterativeModule(TaskModule):
         """Whether the current task is the first."""
         return not self.old_classes
 
-    def phase(
-        self,
-        name: str,
-        share: float = 1.0,
-        rate: float | None = None,
-        decay: float | None = None,
-    ) -> Phase:
-        """Return a phase of the current task.
+    def phase(self, name: str, share: float = 1.0) -> Phase:
+        """Return a phase of the current task, with the task's learning rate and weight decay.
 
         Args:
             name: of the phase.
             share: share of the task's epochs.
-            rate: learning rate; None for that of the task.
-            decay: weight decay; None for that of the task.
         """
         later = not self.is_first_task
         epochs = max(1, round(share * self.regime.epochs[later]))
-        if rate is None:
-            rate = self.regime.learning_rate[later]
-        if decay is None:
-            decay = self.regime.weight_decay[later]
-        return Phase(name, epochs, rate, decay)
+        rate = self.regime.learning_rate[later]
+        return Phase(name, epochs, rate, self.regime.weight_decay[later])
 
     def tune(self, share: float, rate: float) -> None:
         """Learn from exemplars alone (balanced fine-tuning), with the parts that learn.
@@ -358,7 +346,7 @@ class IterativeModule(TaskModule):
         if not share:
             return
         task = len(self.learned_tasks)
-        phase = self.phase("tune", share, rate)
+        phase = replace(self.phase("tune", share), learning_rate=rate)
         positions = np.arange(len(self.exemplars))
         steps = self._planned(positions, 0, [phase], task - 1, [self.seed, task, 4])
         self.begin_descent(phase)
@@ -376,14 +364,15 @@ class IterativeModule(TaskModule):
     def old_scores(self, x: Tensor) -> Tensor:
         """Return (n, C_old) float32 scores from before the task, without gradients.
 
-        The ``teachers`` must be a network and its classifier.
+        The ``teachers`` must be a network and its classifier, or what else follows it.
 
         Args:
             x: (n, 3, s, s) normalised images.
         """
         network, classifier = self.teacher
         with torch.no_grad():
-            return classifier(network(x)).float()
+            scores: Tensor = classifier(network(x)).float()
+        return scores
 
     def align(self) -> None:
         """Scale the weights of new classes to the mean norm of the old ones (WA, eq. 10)."""
@@ -512,9 +501,8 @@ class IterativeModule(TaskModule):
                 is the one after the last, which Lightning asks for.
         """
         count = self.processes.count
-        random = np.random.default_rng(seed)
         size = self.data.batch_size * count
-        steps = plan_steps(rows, exemplars, phases, size, random)
+        steps = plan_steps(rows, exemplars, phases, size, seed)
         smallest = min(len(step.rows) + len(step.exemplars) for step in steps)
         if 0 < smallest < count:
             raise UsageError(
@@ -567,9 +555,8 @@ class IterativeModule(TaskModule):
         """Embed images that may become exemplars, in the pass after all steps."""
         self._end_learning()
         if len(batch.label):
-            z = self.embed(batch.image)
-            parts = (z, batch.label, batch.key, batch.row)
-            candidates = Candidates(*(part.cpu() for part in parts))
+            z = self.embed(batch.image).cpu()
+            candidates = Candidates(z, batch.label.cpu(), batch.key, batch.row)
             self._candidates.append(candidates)
 
     def _take_step(self, batch: ImageBatch) -> None:
@@ -684,10 +671,8 @@ class IterativeModule(TaskModule):
         self.exemplars.shrink(per_class, self.old_classes)
         batches = chain.from_iterable(of_all_processes(self._candidates))
         candidates = Candidates(*map(torch.cat, zip(*batches, strict=True)))
-        for label in range(self.old_classes, self.n_classes):
-            chosen = candidates.select(label, per_class)
-            images = self.decode(candidates.row[chosen])
-            self.exemplars.add(images, label, candidates.key[chosen])
+        chosen = candidates.select(per_class)
+        self.exemplars.add(self.decode(chosen.row), chosen.label, chosen.key)
 
     # ------------------------------------------------------------------ prediction
 

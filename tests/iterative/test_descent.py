@@ -19,7 +19,7 @@ PHASES = [Phase("learn", 2, 0.1, 0.0), Phase("compress", 1, 0.1, 0.0)]
 
 def planned(new, old, batch_size):
     rows = np.arange(1000, 1000 + new)
-    return plan_steps(rows, old, PHASES, batch_size, np.random.default_rng(0))
+    return plan_steps(rows, old, PHASES, batch_size, [0])
 
 
 @pytest.mark.parametrize(
