@@ -38,8 +38,7 @@ def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
         (n, count) float64 in [0, 1).
     """
     state = np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)
-    seeded = keys.astype(np.uint64) ^ state
-    start = split_mix(seeded)
+    start = split_mix(keys.astype(np.uint64) ^ state)
     steps = np.arange(1, count + 1, dtype=np.uint64)
     hashes = split_mix(start[:, None] + steps * GOLDEN)
     leading = hashes >> np.uint64(11)

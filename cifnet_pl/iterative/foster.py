@@ -157,10 +157,8 @@ class FOSTERModule(IterativeModule):
         return f"branches.{len(self.branches)}", self.branches
 
     def counted_module(self) -> nn.Module:
-        """Return the single branch that is left, or will be."""
-        if self.student is not None:
-            return self.student[0]
-        return self.branches
+        """Return a single branch, as is left after compression, or will be."""
+        return self.branches[0]
 
     # ------------------------------------------------------------------ learning
 

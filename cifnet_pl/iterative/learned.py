@@ -133,7 +133,7 @@ def _nearest_mean_model(
     start = 0
     for task, names in enumerate(module.learned_tasks):
         own = module.task_of_label[exemplars.y] == task
-        samples = ungrouped(z, exemplars.y - start, exemplars.key)
+        samples = exemplars._replace(z=z, y=exemplars.y - start)
         model.learn_embeddings(names, samples.at(own))
         start += len(names)
     model.head.temperature.fill_(0.5)  # −‖φ − μ‖² = 2φ·μ − 2 is twice the cosine

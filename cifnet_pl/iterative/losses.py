@@ -233,10 +233,9 @@ def info_nce(a: Tensor, b: Tensor) -> Tensor:
     """
     a = functional.normalize(a, dim=1)
     b = functional.normalize(b, dim=1)
-    logits = a @ b.T / CONTRAST_TEMPERATURE
-    contrasts = logits.fill_diagonal_(-torch.inf)
-    rows = torch.arange(len(a), device=a.device)
-    positive = rows.roll(len(a) // 2)
+    contrasts = a @ b.T / CONTRAST_TEMPERATURE
+    contrasts.fill_diagonal_(-torch.inf)
+    positive = torch.arange(len(a), device=a.device).roll(len(a) // 2)
     return functional.cross_entropy(contrasts, positive)
 
 
@@ -249,10 +248,8 @@ def transfer(scores: Tensor, merged: Tensor) -> Tensor:
         scores: (n, new) scores of the new classes.
         merged: (n, new) scores from the merged features; nothing flows back into them.
     """
-    softened = scores / TEMPERATURE
-    log_probabilities = softened.log_softmax(dim=1)
-    guide = merged.detach() / TEMPERATURE
-    target = guide.softmax(dim=1)
+    log_probabilities = (scores / TEMPERATURE).log_softmax(dim=1)
+    target = (merged.detach() / TEMPERATURE).softmax(dim=1)
     divergence = functional.kl_div(log_probabilities, target, reduction="none")
     return divergence.sum(dim=1)
 
@@ -297,8 +294,7 @@ def separation(latent: Tensor, labels: Tensor, sample_weights: Tensor) -> Tensor
     codes = latent[rows, labels]
     # (n, n): sample j in the latent space of i's class.
     spaces = latent[:, labels]
-    dots = torch.einsum("il,jil->ij", codes, spaces)
-    dots = dots / SEPARATION_TEMPERATURE
+    dots = torch.einsum("il,jil->ij", codes, spaces) / SEPARATION_TEMPERATURE
     largest = dots.max(dim=1, keepdim=True).values.detach()
     dots = (dots - largest).clamp_min(-95.0)
     other = ~torch.eye(n, dtype=torch.bool, device=labels.device)

@@ -537,11 +537,18 @@ class IterativeModule(TaskModule):
         self.position = None
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Take the next step of the plan, and those after it that have no new images."""
+        """Take the next step of the plan, and those after it that have no new images.
+
+        In the pass after all steps, embed images that may become exemplars.
+        """
         images = cast(ImageBatch, batch)
         with explaining_full_memory(self.data.batch_size):
             if self.steps_done >= len(self.steps):
-                self._add_candidates(images)
+                self._end_learning()
+                if len(images.label):
+                    z = self.embed(images.image).cpu()
+                    own = Candidates(z, images.label.cpu(), images.key, images.row)
+                    self._candidates.append(own)
                 return
             self._take_step(images)
             # No batch comes for a step that learns from exemplars alone.
@@ -550,14 +557,6 @@ class IterativeModule(TaskModule):
                 if len(step.rows):
                     return
                 self._take_step(empty)
-
-    def _add_candidates(self, batch: ImageBatch) -> None:
-        """Embed images that may become exemplars, in the pass after all steps."""
-        self._end_learning()
-        if len(batch.label):
-            z = self.embed(batch.image).cpu()
-            candidates = Candidates(z, batch.label.cpu(), batch.key, batch.row)
-            self._candidates.append(candidates)
 
     def _take_step(self, batch: ImageBatch) -> None:
         """Learn from new images and from the exemplars of the next step."""
