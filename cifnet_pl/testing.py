@@ -163,8 +163,8 @@ def order_does_not_matter(case: Case) -> None:
         order = torch.randperm(len(task.y), generator=generator)
         shuffled.append(task.part(order))
     head = learn(case.make(WIDTH), shuffled, batch=1)
-    change = "another order in batches of 1"
-    case.must_agree(head(QUERIES), expected(QUERIES), change)
+    scores = head(QUERIES)
+    case.must_agree(scores, expected(QUERIES), "another order in batches of 1")
 
 
 def aborted_task_leaves_no_trace(case: Case) -> None:
@@ -204,8 +204,7 @@ def merging_is_as_declared(case: Case) -> None:
     if head.subtracts:
         head.subtract_(other)
         head.solve()
-        change = "subtracting what was merged"
-        case.must_agree(head(QUERIES), alone, change, 1e-8)
+        case.must_agree(head(QUERIES), alone, "subtracting what was merged", 1e-8)
 
 
 def reducing_is_as_declared(case: Case) -> None:
@@ -215,8 +214,7 @@ def reducing_is_as_declared(case: Case) -> None:
         return
     heads = [case.make(WIDTH) for _ in range(3)]
     for task in TASKS:
-        no_samples = task.part(torch.arange(0))
-        parts = [*halves(task), no_samples]
+        parts = [*halves(task), task.part(torch.arange(0))]
         reduced = []
         for head, part in zip(heads, parts, strict=True):
             head.begin_task(task.classes, task.counts)

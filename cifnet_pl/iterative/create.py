@@ -15,7 +15,7 @@ from cifnet_pl.iterative.losses import (
     margin_weights,
     separation,
 )
-from cifnet_pl.iterative.trainer import IterativeModule
+from cifnet_pl.iterative.replay import DistillationModule
 from cifnet_pl.utilities.errors import check_that
 
 GAMMA = 0.1
@@ -67,7 +67,7 @@ class AutoEncoders(nn.Module):
         return logits.clamp(-500, 500), codes
 
 
-class CREATEModule(IterativeModule):
+class CREATEModule(DistillationModule):
     """CREATE: reducing class confusion with class-specific auto-encoders.
 
     * Classifier: an auto-encoder of the embedding for each class c,
@@ -84,7 +84,7 @@ class CREATEModule(IterativeModule):
         alpha: α.
         tuning: share of the epochs that balanced fine-tuning takes, or 0.
         tuning_rate: its learning rate.
-        options: of :class:`IterativeModule`.
+        options: of :class:`~cifnet_pl.iterative.trainer.IterativeModule`.
     """
 
     compares_processes = True
@@ -116,10 +116,6 @@ class CREATEModule(IterativeModule):
     def output_layer(self) -> nn.Module:
         """Auto-encoders of all classes."""
         return self.encoders
-
-    def teachers(self) -> list[nn.Module]:
-        """Return the network and the auto-encoders."""
-        return [self.network, self.encoders]
 
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute classification, separation and, from the second task on, distillation."""

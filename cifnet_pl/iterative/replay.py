@@ -33,7 +33,15 @@ class ReplayModule(IterativeModule):
     """Cross-entropy over all classes seen, on the images of the task and on exemplars."""
 
 
-class ICaRLModule(IterativeModule):
+class DistillationModule(IterativeModule):
+    """A method that distils the scores of the network from before the task, ``old_scores``."""
+
+    def teachers(self) -> list[nn.Module]:
+        """Return the network and the classifier."""
+        return [self.network, self.output_layer]
+
+
+class ICaRLModule(DistillationModule):
     """iCaRL (Rebuffi et al., CVPR 2017); algorithms are numbered as in the paper.
 
     * Loss "softmax", that of the reference code, which made the published figures:
@@ -63,10 +71,6 @@ class ICaRLModule(IterativeModule):
         super().__init__(prediction=prediction, **options)
         self.options["loss"] = loss
 
-    def teachers(self) -> list[nn.Module]:
-        """Return the network and the classifier."""
-        return [self.network, self.output_layer]
-
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute the loss: classification, and distillation from the second task on."""
         x = batch.inputs()
@@ -82,7 +86,7 @@ class ICaRLModule(IterativeModule):
         return loss
 
 
-class WAModule(IterativeModule):
+class WAModule(DistillationModule):
     """WA: maintaining discrimination and fairness (Zhao et al., CVPR 2020).
 
     * Loss (eq. 3): ``(1 − λ) CE(scores, y) + λ distillation(scores of old classes)`` at temperature
@@ -90,10 +94,6 @@ class WAModule(IterativeModule):
     * After each task the new classes' weights are scaled by ``mean ‖w_old‖ / mean ‖w_new‖``
       (eq. 10).
     """
-
-    def teachers(self) -> list[nn.Module]:
-        """Return the network and the classifier."""
-        return [self.network, self.output_layer]
 
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute eq. 3; cross-entropy alone in the first task."""
