@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -192,8 +193,7 @@ class Regime(BaseModel, allow_inf_nan=False):
         """
         if self.schedule == "cosine":
             return 0.5 * (1 + math.cos(math.pi * progress))
-        milestones = self.milestones[not first]
-        passed = sum(progress >= share for share in milestones)
+        passed = bisect_right(self.milestones[not first], progress)
         return float(self.decay**passed)
 
 

@@ -467,7 +467,7 @@ class IterativeModule(TaskModule):
         """
         rows = self.select_rows(rows, task)
         # The phases of a task depend on it.
-        self.old_classes = sum(len(names) for names in self.learned_tasks[:task])
+        self.old_classes = sum(self.task_sizes[:task])
         self.steps = self._planned(
             rows, len(self.exemplars), self.phases(), task, [self.seed, task]
         )
