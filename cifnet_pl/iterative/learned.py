@@ -31,15 +31,13 @@ def learned_name(structure: str, name: str, architecture: str | None) -> str:
         'learned:plain:random:resnet18'
     """
     family, _, rest = name.partition(":")
-    if family == "file":
-        start = f"random:{architecture}"
-    elif family == "timm":
-        start = f"random:timm:{rest}"
-    elif family == "torchvision":
-        start = f"random:{rest.partition('.')[0].removesuffix('_Weights').lower()}"
-    else:
-        start = name
-    return f"learned:{structure}:{start}"
+    builder = rest.partition(".")[0].removesuffix("_Weights").lower()
+    starts = {
+        "file": f"random:{architecture}",
+        "timm": f"random:timm:{rest}",
+        "torchvision": f"random:{builder}",
+    }
+    return f"learned:{structure}:{starts.get(family, name)}"
 
 
 def learned_model(module: Any) -> Classifier:

@@ -560,9 +560,7 @@ class IterativeModule(TaskModule):
 
     def _take_step(self, batch: ImageBatch) -> None:
         """Learn from new images and from the exemplars of the next step."""
-        self.image_counts += torch.bincount(
-            batch.label, minlength=len(self.image_counts)
-        )
+        self.image_counts += torch.bincount(batch.label, minlength=self.n_classes)
         step = self.steps[self.steps_done]
         self.enter_phase(step.phase)
         key = batch.key.to(batch.label.device)  # content hashes come on the CPU
