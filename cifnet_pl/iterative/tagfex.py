@@ -55,8 +55,8 @@ class MergeAttention(nn.Module):
         w = cast(Any, self)
         keys = torch.cat([s @ w.key_specific, a @ w.key_agnostic], dim=1)
         values = torch.cat([s @ w.value_specific, a @ w.value_agnostic], dim=1)
-        by_head = [self._by_head(part) for part in (s @ w.query, keys, values)]
-        merged = functional.scaled_dot_product_attention(*by_head)
+        query, key, value = map(self._by_head, (s @ w.query, keys, values))
+        merged = functional.scaled_dot_product_attention(query, key, value)
         positions = merged.transpose(1, 2).flatten(2)
         return positions.mean(dim=1)
 
