@@ -38,12 +38,9 @@ def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
         (n, count) float64 in [0, 1).
     """
     state = np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)
-    seeded = keys.astype(np.uint64) ^ state
-    start = split_mix(seeded)
-    with np.errstate(over="ignore"):
-        steps = np.arange(1, count + 1, dtype=np.uint64)
-        positions = start[:, None] + steps * GOLDEN
-        hashes = split_mix(positions)
+    start = split_mix(keys.astype(np.uint64) ^ state)
+    steps = np.arange(1, count + 1, dtype=np.uint64)
+    hashes = split_mix(start[:, None] + steps * GOLDEN)
     leading = hashes >> np.uint64(11)
     return leading.astype(np.float64) / 2**53
 
@@ -129,12 +126,10 @@ class Augmentation(BaseModel):
     def _crop(self, images: Tensor, draws: Tensor) -> Tensor:
         side = images.shape[2]
         places = 2 * self.crop_padding + 1
-        corners = (draws * places).long()
-        # The sides of all windows of a padded image, at each corner that they may have.
+        top, left = (draws * places).long().unbind(1)
+        # All windows of a padded image, at each corner that they may have.
         padded = functional.pad(images, [self.crop_padding] * 4)
-        bands = padded.unfold(2, side, 1)
-        windows = bands.unfold(3, side, 1)
-        top, left = corners.unbind(1)
+        windows = padded.unfold(2, side, 1).unfold(3, side, 1)
         each = torch.arange(len(images))
         return windows[each, :, top, left]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from cifnet_pl.iterative.losses import (
     margin_weights,
     separation,
 )
-from cifnet_pl.iterative.trainer import IterativeModule
+from cifnet_pl.iterative.replay import DistillationModule
 from cifnet_pl.utilities.errors import check_that
 
 GAMMA = 0.1
@@ -39,15 +39,18 @@ class AutoEncoders(nn.Module):
 
     def grow(self, classes: int) -> None:
         """Add auto-encoders of new classes, drawn as torch draws a convolution."""
-        for name in ("encode", "decode"):
-            old = cast(nn.Parameter, getattr(self, name)).detach()
+        for name, old in list(self.named_parameters()):
             bound = old.shape[2] ** -0.5
-            shape = (classes, *old.shape[1:])
-            new = torch.empty(shape).uniform_(-bound, bound)
-            joined = torch.cat([old, new.to(old)])
+            new = torch.empty(classes, *old.shape[1:]).uniform_(-bound, bound)
+            joined = torch.cat([old.detach(), new.to(old)])
             setattr(self, name, nn.Parameter(joined))
 
-    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, z: Tensor) -> Tensor:
+        """Return (n, C) scores of embeddings (n, d)."""
+        scores, _ = self.reconstruct(z)
+        return scores
+
+    def reconstruct(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Reconstruct embeddings.
 
         Args:
@@ -64,7 +67,7 @@ class AutoEncoders(nn.Module):
         return logits.clamp(-500, 500), codes
 
 
-class CREATEModule(IterativeModule):
+class CREATEModule(DistillationModule):
     """CREATE: reducing class confusion with class-specific auto-encoders.
 
     * Classifier: an auto-encoder of the embedding for each class c,
@@ -81,7 +84,7 @@ class CREATEModule(IterativeModule):
         alpha: α.
         tuning: share of the epochs that balanced fine-tuning takes, or 0.
         tuning_rate: its learning rate.
-        options: of :class:`IterativeModule`.
+        options: of :class:`~cifnet_pl.iterative.trainer.IterativeModule`.
     """
 
     compares_processes = True
@@ -114,19 +117,10 @@ class CREATEModule(IterativeModule):
         """Auto-encoders of all classes."""
         return self.encoders
 
-    def teachers(self) -> list[nn.Module]:
-        """Return the network and the auto-encoders."""
-        return [self.network, self.encoders]
-
-    def logits(self, z: Tensor) -> Tensor:
-        """Return (n, C) scores of reconstruction."""
-        scores: Tensor = self.encoders(z.float())[0]
-        return scores
-
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute classification, separation and, from the second task on, distillation."""
         x = batch.inputs()
-        scores, codes = self.encoders(self.features(x).float())
+        scores, codes = self.encoders.reconstruct(self.features(x).float())
         scores = scores.float()
         probabilities = scores.softmax(dim=1) + SMALLEST
         own = probabilities.gather(1, batch.labels[:, None])
@@ -134,12 +128,8 @@ class CREATEModule(IterativeModule):
         loss: Tensor = -own.log().mean() + separated
         if self.is_first_task:
             return loss
-        network, encoders = self.teacher
-        with torch.no_grad():
-            teacher_scores = encoders(network(x))[0].float()
-        known = scores[:, : self.old_classes]
         # Multiplied by T², which WA, iCaRL and FOSTER do not.
-        return loss + TEMPERATURE**2 * distillation(known, teacher_scores)
+        return loss + TEMPERATURE**2 * distillation(scores, self.old_scores(x))
 
     def _separation(self, scores: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
         """Compute the separation over the batch of all processes."""

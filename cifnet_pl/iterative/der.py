@@ -43,11 +43,9 @@ class DERModule(IterativeModule):
     def expand(self, classes: int) -> None:
         """Add a branch, which starts from the newest one; the older branches do not change."""
         self.branches.requires_grad_(False)
-        branch = self.new_branch()
-        self.branches.append(branch.to(self.device))
+        self.branches.append(self.new_branch())
         inputs = self.width * len(self.branches)
         self.classifier = grown(self.classifier, inputs, self.n_classes)
-        self.auxiliary_classifier = None
         if len(self.branches) > 1:
             self.auxiliary_classifier = grown(None, self.width, classes + 1)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -76,15 +77,16 @@ class StepBatch:
     Attributes:
         images: (n, 3, s, s) uint8.
         labels, keys: (n,) int64.
-        seed: integers that the augmentation depends on, besides the keys.
-        augmented: augments and normalises images by their keys and a seed.
+        seed: integers that the augmentation depends on, besides the keys: they stand for the run
+            and the epoch.
+        module: the :class:`~cifnet_pl.iterative.trainer.IterativeModule` that learns.
     """
 
     images: Tensor
     labels: Tensor
     keys: Tensor
     seed: tuple[int, ...]
-    augmented: Callable[[Tensor, Tensor, tuple[int, ...]], Tensor]
+    module: Any
 
     def inputs(self, view: int = 0) -> Tensor:
         """Return (n, 3, s, s) float32 images, augmented and normalised.
@@ -92,7 +94,10 @@ class StepBatch:
         Args:
             view: number of the random view, from 0; the same view has the same bits again.
         """
-        return self.augmented(self.images, self.keys, (*self.seed, view))
+        seed = (*self.seed, view)
+        images = self.module.augmentation(self.images, self.keys, seed)
+        x: Tensor = self.module.backbone.normalised(images)
+        return x
 
 
 def plan_steps(
@@ -100,7 +105,7 @@ def plan_steps(
     exemplars: int,
     phases: Sequence[Phase],
     batch_size: int,
-    random: np.random.Generator,
+    seed: Sequence[int],
 ) -> list[Step]:
     """Divide new images and exemplars among the steps of all phases, in shuffled order.
 
@@ -113,8 +118,9 @@ def plan_steps(
         exemplars: number of exemplars of earlier tasks.
         phases: phases of the task.
         batch_size: images in a step over all processes, at most.
-        random: draws the orders.
+        seed: of the orders.
     """
+    random = np.random.default_rng(seed)
     images = len(rows) + exemplars
     count = max(1, math.ceil(images / batch_size))
     steps = []
@@ -161,13 +167,13 @@ Between0And1 = Annotated[float, Field(gt=0, lt=1)]
 Milestones = Annotated[list[Between0And1], AfterValidator(_rising)]
 
 
-class Regime(BaseModel):
+class Regime(BaseModel, allow_inf_nan=False):
     """How all methods train; options of :class:`~cifnet_pl.iterative.trainer.IterativeModule`."""
 
     epochs: Both[PositiveInt]
-    learning_rate: Both[Annotated[PositiveFloat, Field(allow_inf_nan=False)]]
+    learning_rate: Both[PositiveFloat]
     momentum: Annotated[float, Field(ge=0, lt=1)]
-    weight_decay: Both[Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]]
+    weight_decay: Both[NonNegativeFloat]
     schedule: Schedule
     milestones: Annotated[
         tuple[Milestones, Milestones], BeforeValidator(_milestones_twice)
@@ -187,8 +193,7 @@ class Regime(BaseModel):
         """
         if self.schedule == "cosine":
             return 0.5 * (1 + math.cos(math.pi * progress))
-        milestones = self.milestones[not first]
-        passed = sum(progress >= share for share in milestones)
+        passed = bisect_right(self.milestones[not first], progress)
         return float(self.decay**passed)
 
 

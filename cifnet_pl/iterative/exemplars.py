@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,26 +11,14 @@ from torch.nn import functional
 from cifnet_pl.buffer import select_herding
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
-from cifnet_pl.utilities.processes import of_all_processes
 
 Prediction = Literal["classifier", "nearest_mean"]
 
 
-class PixelBatch(NamedTuple):
-    """Images as bytes.
-
-    Attributes:
-        image: (n, 3, s, s) uint8.
-        label, key: (n,) int64.
-    """
-
-    image: Tensor
-    label: Tensor
-    key: Tensor
-
-
 class ExemplarSet(GrowingModule):
-    """Images of past classes, best first within each class, and the mean embedding of each class.
+    """Images of past classes, and the mean embedding of each class.
+
+    They are sorted by label, best first within each class.
 
     Buffers:
         image: (n, 3, s, s) uint8.
@@ -57,21 +43,17 @@ class ExemplarSet(GrowingModule):
             quota: number of exemplars of a class.
             classes: number of classes; exemplars of further ones go.
         """
-        rows = []
-        for label in range(classes):
-            own = (self.label == label).nonzero().flatten()
-            rows.append(own[:quota])
-        if rows:
-            self.image, self.label, self.key = self.at(torch.cat(rows))
+        start_of_class = torch.searchsorted(self.label, self.label)
+        ranks = torch.arange(len(self), device=self.label.device) - start_of_class
+        is_kept = (ranks < quota) & (self.label < classes)
+        self.image, self.label, self.key = self.at(is_kept)
 
-    def add(self, image: Tensor, label: int, key: Tensor) -> None:
-        """Append the exemplars of a new class.
-
-        Whether the class is new is not checked: one that has exemplars gets these as well.
+    def add(self, image: Tensor, label: Tensor, key: Tensor) -> None:
+        """Append the exemplars of new classes, whose labels are larger than all before.
 
         Args:
-            image: (n, 3, s, s) uint8, best first.
-            label: of the class.
+            image: (n, 3, s, s) uint8, best first within each class.
+            label: (n,) int64, sorted.
             key: (n,) int64 identity of each image.
         """
         device = self.label.device
@@ -79,16 +61,13 @@ class ExemplarSet(GrowingModule):
         if len(self):
             image = torch.cat([self.image, image])
         self.image = image
-        labels = self.label.new_full((len(key),), label)
-        self.label = torch.cat([self.label, labels])
+        self.label = torch.cat([self.label, label.to(device)])
         self.key = torch.cat([self.key, key.to(device)])
 
-    def at(self, positions: Tensor) -> PixelBatch:
-        """Return the exemplars at ``positions``."""
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return images, labels and keys of the exemplars at ``positions``, or of a mask."""
         positions = positions.to(self.label.device)
-        return PixelBatch(
-            self.image[positions], self.label[positions], self.key[positions]
-        )
+        return self.image[positions], self.label[positions], self.key[positions]
 
     def probabilities(self, z: Tensor) -> Tensor:
         """Return (n, C) float64 probabilities of embeddings (n, d) by the nearest mean.
@@ -106,7 +85,7 @@ class ExemplarSet(GrowingModule):
         Args:
             z: (n, d) embeddings of the exemplars.
         """
-        unit = functional.normalize(z.float(), dim=1)
+        unit = functional.normalize(z, dim=1)
         classes = int(self.label.max()) + 1
         sums = unit.new_zeros(classes, unit.shape[1])
         sums.index_add_(0, self.label, unit)
@@ -127,26 +106,20 @@ class Candidates(NamedTuple):
     key: Tensor
     row: Tensor
 
-    @classmethod
-    def gather(cls, local: Sequence[Candidates]) -> Candidates:
-        """Return the candidates of all processes together."""
-        batches = chain.from_iterable(of_all_processes(local))
-        return cls(*(torch.cat(column) for column in zip(*batches, strict=True)))
-
-    def select(self, label: int, count: int) -> Candidates:
-        """Return the exemplars of a class by herding, best first (iCaRL, algorithm 4).
+    def select(self, count: int) -> Candidates:
+        """Return the exemplars of each class by herding, best first (iCaRL, algorithm 4).
 
         Args:
-            label: the class.
-            count: number of exemplars, at most.
+            count: number of exemplars of a class, at most.
         """
-        own = (self.label == label).nonzero().flatten()
-        by_key = self.key[own].argsort()
-        own = own[by_key]
-        keys = self.key[own]
-        best_first = select_herding(self.z[own], keys, 0, count)
-        chosen = own[best_first]
-        return Candidates(*(column[chosen] for column in self))
+        selected = []
+        for label in torch.unique(self.label):
+            own = (self.label == label).nonzero().flatten()
+            by_key = own[self.key[own].argsort()]
+            best_first = select_herding(self.z[by_key], self.key[by_key], 0, count)
+            selected.append(by_key[best_first])
+        rows = torch.cat(selected)
+        return Candidates(*(column[rows] for column in self))
 
 
 def quota(capacity: int, per_class: int | None, classes: int) -> int:

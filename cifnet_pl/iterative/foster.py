@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -84,7 +85,7 @@ class FOSTERModule(IterativeModule):
         self.branches = Branches([self.network])
         self.network = nn.Identity()
         self.expansion: nn.Linear | None = None
-        self.student: nn.ModuleList | None = None
+        self.student: nn.Sequential | None = None
 
     # ------------------------------------------------------------------ memory
 
@@ -146,7 +147,7 @@ class FOSTERModule(IterativeModule):
         if len(sizes) > 1 and self.options["evaluated"] == "branches":
             self.branches.append(self.fresh_network())
             layer = grown(None, self.width, self.n_classes)
-            self.student = nn.ModuleList([self.fresh_network(), layer])
+            self.student = nn.Sequential(self.fresh_network(), layer)
         if sizes:
             inputs = self.width * len(self.branches)
             self.classifier = grown(None, inputs, self.n_classes)
@@ -156,10 +157,8 @@ class FOSTERModule(IterativeModule):
         return f"branches.{len(self.branches)}", self.branches
 
     def counted_module(self) -> nn.Module:
-        """Return the single branch that is left, or will be."""
-        if self.student is not None:
-            return self.student[0]
-        return self.branches
+        """Return a single branch, as is left after compression, or will be."""
+        return self.branches[0]
 
     # ------------------------------------------------------------------ learning
 
@@ -167,10 +166,8 @@ class FOSTERModule(IterativeModule):
         """Return the phases: boosting, then compression without weight decay."""
         if self.is_first_task:
             return super().phases()
-        return [
-            self.phase("boost"),
-            self.phase("compress", self.options["compression"], decay=0.0),
-        ]
+        compress = self.phase("compress", self.options["compression"])
+        return [self.phase("boost"), replace(compress, weight_decay=0.0)]
 
     def begin_phase(self) -> None:
         """Set the class weights of the phase; add a student for compression."""
@@ -184,19 +181,14 @@ class FOSTERModule(IterativeModule):
             student.load_state_dict(self.branches[0].state_dict())
             old = cast(nn.Linear, self.teacher[0])
             layer = grown(old, self.width, self.n_classes)
-            self.student = nn.ModuleList([student, layer])
-        weights = effective_weights(self._image_counts(), beta)
-        self._class_weights = weights.to(self.device, torch.float32)
-
-    def _image_counts(self) -> Tensor:
-        """Return (C,) number of images of each class that the task learns from, at least 1.
-
-        Exemplars are included.
-        """
+            self.student = nn.Sequential(student, layer)
+        # The task learns from each image once in every pass, and from all exemplars.
         in_steps = np.concatenate([step.rows for step in self.steps])
         new = self.labels_of(np.unique(in_steps))
-        old = self.exemplars.label.cpu()
-        return torch.cat([old, new]).bincount(minlength=self.n_classes).clamp_min(1)
+        labels = torch.cat([self.exemplars.label.cpu(), new])
+        counts = labels.bincount(minlength=self.n_classes).clamp_min(1)
+        weights = effective_weights(counts, beta)
+        self._class_weights = weights.to(self.device, torch.float32)
 
     def learning_parts(self) -> list[nn.Module | None]:
         """Return the new branch and its classifiers; then the student."""
@@ -212,25 +204,20 @@ class FOSTERModule(IterativeModule):
         if self.student is not None:
             with torch.no_grad():
                 teacher = self.logits(self.features(x))
-            network, head = self.student
-            scores = head(network(x)).float()
+            scores = self.student(x).float()
             return balanced_distillation(scores, teacher, self._class_weights)
         z = self.features(x)
         with torch.no_grad():
             old = self.teacher[0](z[:, : self.width]).float()
         assert self.expansion is not None
         new = self.expansion(z[:, self.width :]).float()
-        scores = self._boosted_scores(z)
-        return boosting(scores, new, old, batch.labels, self._class_weights)
-
-    def _boosted_scores(self, z: Tensor) -> Tensor:
-        """Return (n, C) scores of both branches; zeros without ``new_on_old`` do not learn."""
-        if self.options["new_on_old"]:
-            return self.logits(z)
         layer = cast(nn.Linear, self.output_layer)
-        weight = layer.weight.clone()
-        weight[self.old_classes :, : self.width] = 0
-        return functional.linear(z, weight, layer.bias).float()
+        weight = layer.weight
+        if not self.options["new_on_old"]:
+            weight = weight.clone()
+            weight[self.old_classes :, : self.width] = 0  # does not learn
+        scores = functional.linear(z, weight, layer.bias).float()
+        return boosting(scores, new, old, batch.labels, self._class_weights)
 
     def after_learning(self) -> None:
         """Remove what does not predict from here on."""

@@ -32,15 +32,13 @@ def learned_name(structure: str, name: str, architecture: str | None) -> str:
         'learned:plain:random:resnet18'
     """
     family, _, rest = name.partition(":")
-    if family == "file":
-        start = f"random:{architecture}"
-    elif family == "timm":
-        start = f"random:timm:{rest}"
-    elif family == "torchvision":
-        start = f"random:{rest.partition('.')[0].removesuffix('_Weights').lower()}"
-    else:
-        start = name
-    return f"learned:{structure}:{start}"
+    builder = rest.partition(".")[0].removesuffix("_Weights").lower()
+    starts = {
+        "file": f"random:{architecture}",
+        "timm": f"random:timm:{rest}",
+        "torchvision": f"random:{builder}",
+    }
+    return f"learned:{structure}:{starts.get(family, name)}"
 
 
 def learned_model(module: Any) -> Classifier:
@@ -82,8 +80,7 @@ def frozen_backbone(module: Any) -> Backbone:
     structure, network = module.learned_network()
     start = module.backbone
     backbone = build_backbone(learned_name(structure, start.name, start.architecture))
-    state = network.state_dict()
-    backbone.load_weights({name: value.cpu() for name, value in state.items()})
+    backbone.load_weights(network.state_dict())
     images = natural_images(start.preprocessing.image_size)
     ours = backbone.embed(images)
     theirs = module.embed(images.to(module.device)).cpu()
@@ -113,7 +110,7 @@ def _linear_model(
         "labels": torch.arange(len(names)),
         "task_of": module.task_of_label,
         "counts": labels.bincount(),
-        "weights": weights.detach().cpu().to(head.dtype),
+        "weights": weights.detach(),
     }
     head.load_state_dict(state)
     buffer = None
@@ -136,7 +133,7 @@ def _nearest_mean_model(
     start = 0
     for task, names in enumerate(module.learned_tasks):
         own = module.task_of_label[exemplars.y] == task
-        samples = ungrouped(z, exemplars.y - start, exemplars.key)
+        samples = exemplars._replace(z=z, y=exemplars.y - start)
         model.learn_embeddings(names, samples.at(own))
         start += len(names)
     model.head.temperature.fill_(0.5)  # −‖φ − μ‖² = 2φ·μ − 2 is twice the cosine

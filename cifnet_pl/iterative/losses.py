@@ -35,22 +35,16 @@ def distillation(scores: Tensor, teacher: Tensor) -> Tensor:
     ``−mean Σ softmax(t/T) · log softmax(s/T)``
 
     Args:
-        scores: (n, C) scores of the network that learns, for the teacher's classes.
-        teacher: (n, C) scores of the network before the task.
+        scores: (n, C) scores of the network that learns; those of classes that the teacher does not
+            know come last, and are left out.
+        teacher: (n, C_old) scores of the network before the task.
 
     Returns:
         The mean over samples.
     """
-    target = teacher.div(TEMPERATURE).softmax(dim=1)
-    return _soft_cross_entropy(scores, target)
-
-
-def _soft_cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
-    """Return the mean of ``−Σ target · log softmax(scores/T)`` over samples."""
-    softened = scores / TEMPERATURE
-    log_probabilities = softened.log_softmax(dim=1)
-    likelihood = (target * log_probabilities).sum(dim=1)
-    return -likelihood.mean()
+    known = scores[:, : teacher.shape[1]] / TEMPERATURE
+    target = (teacher / TEMPERATURE).softmax(dim=1)
+    return functional.cross_entropy(known, target, reduction="none").mean()
 
 
 def binary_distillation(scores: Tensor, targets: Tensor) -> Tensor:
@@ -143,27 +137,6 @@ def pod_factor(classes: int, new: int) -> float:
     return math.sqrt(classes / new)
 
 
-def proxy_scores(z: Tensor, proxies: Tensor, count: int, sigma: Tensor) -> Tensor:
-    """Return cosines to several proxies of each class, weighted by their softmax (PODNet, eq. 7).
-
-    Args:
-        z: (n, d) embeddings.
-        proxies: (C·count, d), those of one class next to each other.
-        count: proxies of each class.
-        sigma: learned scale.
-
-    Returns:
-        (n, C) scores.
-    """
-    proxies = functional.normalize(proxies, dim=1)
-    unit = functional.normalize(z, dim=1)
-    to_proxies = functional.linear(unit, proxies)
-    cosines = to_proxies.view(len(z), -1, count)
-    shares = cosines.softmax(dim=2)
-    similarity = (shares * cosines).sum(dim=2)
-    return sigma * similarity
-
-
 def nca(scores: Tensor, labels: Tensor) -> Tensor:
     """Compute neighbourhood component analysis.
 
@@ -223,8 +196,7 @@ def boosting(
     """
     rebalanced = functional.cross_entropy(scores / class_weights, labels)
     of_expansion = functional.cross_entropy(expansion, labels)
-    distilled = distillation(scores[:, : teacher.shape[1]], teacher)
-    return rebalanced + of_expansion + distilled
+    return rebalanced + of_expansion + distillation(scores, teacher)
 
 
 def balanced_distillation(
@@ -239,10 +211,10 @@ def balanced_distillation(
         teacher: (n, C) scores of both branches.
         class_weights: (C,).
     """
-    softened = teacher / TEMPERATURE
-    weighted = softened.softmax(dim=1) * class_weights
+    softened = scores / TEMPERATURE
+    weighted = (teacher / TEMPERATURE).softmax(dim=1) * class_weights
     target = weighted / weighted.sum(dim=1, keepdim=True)
-    return _soft_cross_entropy(scores, target)
+    return functional.cross_entropy(softened, target, reduction="none").mean()
 
 
 # ---------------------------------------------------------------------- TagFex
@@ -261,10 +233,9 @@ def info_nce(a: Tensor, b: Tensor) -> Tensor:
     """
     a = functional.normalize(a, dim=1)
     b = functional.normalize(b, dim=1)
-    logits = a @ b.T / CONTRAST_TEMPERATURE
-    contrasts = logits.fill_diagonal_(-torch.inf)
-    rows = torch.arange(len(a), device=a.device)
-    positive = rows.roll(len(a) // 2)
+    contrasts = a @ b.T / CONTRAST_TEMPERATURE
+    contrasts.fill_diagonal_(-torch.inf)
+    positive = torch.arange(len(a), device=a.device).roll(len(a) // 2)
     return functional.cross_entropy(contrasts, positive)
 
 
@@ -277,10 +248,8 @@ def transfer(scores: Tensor, merged: Tensor) -> Tensor:
         scores: (n, new) scores of the new classes.
         merged: (n, new) scores from the merged features; nothing flows back into them.
     """
-    softened = scores / TEMPERATURE
-    log_probabilities = softened.log_softmax(dim=1)
-    guide = merged.detach() / TEMPERATURE
-    target = guide.softmax(dim=1)
+    log_probabilities = (scores / TEMPERATURE).log_softmax(dim=1)
+    target = (merged.detach() / TEMPERATURE).softmax(dim=1)
     divergence = functional.kl_div(log_probabilities, target, reduction="none")
     return divergence.sum(dim=1)
 
@@ -288,34 +257,24 @@ def transfer(scores: Tensor, merged: Tensor) -> Tensor:
 # ---------------------------------------------------------------------- CREATE
 
 
-def relative_margin(scores: Tensor) -> Tensor:
-    """Return how far the best class is ahead of the second, without gradient.
+def margin_weights(scores: Tensor, alpha: float) -> Tensor:
+    """Return CREATE's weight of each sample, by how confused it is between two classes.
 
-    ``(max − second) / (max − min)``
+    ``1 + exp(−α (max − second) / (max − min))``, without gradient.
 
     Args:
-        scores: (n, C); of CREATE, the negative reconstruction errors.
+        scores: (n, C), the negative reconstruction errors.
+        alpha: α.
 
     Returns:
-        (n,) from 0 to 1; small for a sample that is confused between two classes, 0 for a single
-        class.
+        (n,) from 1 to 2; 2 for a single class.
     """
     ranked = scores.detach().sort(dim=1, descending=True).values
     best = ranked[:, 0]
     second = ranked[:, :2][:, -1]
-    margin = best - second
     span = best - ranked[:, -1]
-    return margin / (span + 1e-8)
-
-
-def margin_weights(scores: Tensor, alpha: float = 4.0) -> Tensor:
-    """Return CREATE's weight of each sample: ``1 + exp(−α s)`` with s of :func:`relative_margin`.
-
-    Args:
-        scores: (n, C).
-        alpha: α.
-    """
-    return 1 + (-alpha * relative_margin(scores)).exp()
+    lead = (best - second) / (span + 1e-8)
+    return 1 + (-alpha * lead).exp()
 
 
 def separation(latent: Tensor, labels: Tensor, sample_weights: Tensor) -> Tensor:
@@ -335,8 +294,7 @@ def separation(latent: Tensor, labels: Tensor, sample_weights: Tensor) -> Tensor
     codes = latent[rows, labels]
     # (n, n): sample j in the latent space of i's class.
     spaces = latent[:, labels]
-    dots = torch.einsum("il,jil->ij", codes, spaces)
-    dots = dots / SEPARATION_TEMPERATURE
+    dots = torch.einsum("il,jil->ij", codes, spaces) / SEPARATION_TEMPERATURE
     largest = dots.max(dim=1, keepdim=True).values.detach()
     dots = (dots - largest).clamp_min(-95.0)
     other = ~torch.eye(n, dtype=torch.bool, device=labels.device)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from cifnet_pl.backbones.structures import stages_of, with_maps, without_last_relu
 from cifnet_pl.iterative.descent import StepBatch, check_tuning
@@ -14,40 +15,37 @@ from cifnet_pl.iterative.losses import (
     nca,
     pod_factor,
     pooled_maps_distance,
-    proxy_scores,
 )
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import check_that
 
 
 class CosineClassifier(nn.Module):
-    """Cosines to several proxies for each class, with a learned scale (PODNet).
-
-    The proxies of each task are a parameter of their own, so that those of old classes can be
-    frozen.
+    """Cosines to several proxies of each class, weighted by their softmax (PODNet, eq. 7).
 
     Args:
-        inputs: width of the embeddings.
-        proxies: number of proxies of each class.
+        count: number of proxies of each class.
+
+    Attributes:
+        proxies: those of each task, (classes · count, d), those of one class next to each other; a
+            parameter of their own, so that those of old classes can be frozen.
+        sigma: learned scale.
     """
 
-    def __init__(self, inputs: int, proxies: int):
+    def __init__(self, count: int):
         super().__init__()
-        self.inputs = inputs
-        self.count = proxies
+        self.count = count
         self.proxies = nn.ParameterList()
         self.sigma = nn.Parameter(torch.ones(1))
 
-    def grow(self, classes: int) -> None:
-        """Add proxies of new classes."""
-        bound = self.inputs**-0.5
-        new = torch.empty(classes * self.count, self.inputs).uniform_(-bound, bound)
-        self.proxies.append(nn.Parameter(new.to(self.sigma.device)))
-
     def forward(self, z: Tensor) -> Tensor:
         """Return (n, C) scores of embeddings (n, d)."""
-        proxies = torch.cat(list(self.proxies))
-        return proxy_scores(z, proxies, self.count, self.sigma)
+        proxies = functional.normalize(torch.cat(list(self.proxies)), dim=1)
+        unit = functional.normalize(z, dim=1)
+        cosines = functional.linear(unit, proxies).view(len(z), -1, self.count)
+        shares = cosines.softmax(dim=2)
+        similarity = (shares * cosines).sum(dim=2)
+        return self.sigma * similarity
 
 
 class PODNetModule(IterativeModule):
@@ -94,12 +92,14 @@ class PODNetModule(IterativeModule):
             "tuning": tuning,
             "tuning_rate": tuning_rate,
         }
-        self.cosine = CosineClassifier(self.width, proxies)
+        self.cosine = CosineClassifier(proxies)
 
     def expand(self, classes: int) -> None:
         """Add proxies of new classes; those of old classes do not change."""
         self.cosine.proxies.requires_grad_(False)
-        self.cosine.grow(classes)
+        bound = self.width**-0.5
+        new = torch.empty(classes * self.cosine.count, self.width)
+        self.cosine.proxies.append(nn.Parameter(new.uniform_(-bound, bound)))
 
     @property
     def output_layer(self) -> nn.Module:

@@ -33,7 +33,15 @@ class ReplayModule(IterativeModule):
     """Cross-entropy over all classes seen, on the images of the task and on exemplars."""
 
 
-class ICaRLModule(IterativeModule):
+class DistillationModule(IterativeModule):
+    """A method that distils the scores of the network from before the task, ``old_scores``."""
+
+    def teachers(self) -> list[nn.Module]:
+        """Return the network and the classifier."""
+        return [self.network, self.output_layer]
+
+
+class ICaRLModule(DistillationModule):
     """iCaRL (Rebuffi et al., CVPR 2017); algorithms are numbered as in the paper.
 
     * Loss "softmax", that of the reference code, which made the published figures:
@@ -63,10 +71,6 @@ class ICaRLModule(IterativeModule):
         super().__init__(prediction=prediction, **options)
         self.options["loss"] = loss
 
-    def teachers(self) -> list[nn.Module]:
-        """Return the network and the classifier."""
-        return [self.network, self.output_layer]
-
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute the loss: classification, and distillation from the second task on."""
         x = batch.inputs()
@@ -78,12 +82,11 @@ class ICaRLModule(IterativeModule):
             return binary_distillation(scores, targets)
         loss = functional.cross_entropy(scores, batch.labels)
         if self.old_classes:
-            known = scores[:, : self.old_classes]
-            return loss + distillation(known, self.old_scores(x))
+            return loss + distillation(scores, self.old_scores(x))
         return loss
 
 
-class WAModule(IterativeModule):
+class WAModule(DistillationModule):
     """WA: maintaining discrimination and fairness (Zhao et al., CVPR 2020).
 
     * Loss (eq. 3): ``(1 − λ) CE(scores, y) + λ distillation(scores of old classes)`` at temperature
@@ -91,10 +94,6 @@ class WAModule(IterativeModule):
     * After each task the new classes' weights are scaled by ``mean ‖w_old‖ / mean ‖w_new‖``
       (eq. 10).
     """
-
-    def teachers(self) -> list[nn.Module]:
-        """Return the network and the classifier."""
-        return [self.network, self.output_layer]
 
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute eq. 3; cross-entropy alone in the first task."""
@@ -104,8 +103,7 @@ class WAModule(IterativeModule):
         if not self.old_classes:
             return classification
         share = self.old_classes / self.n_classes
-        known = scores[:, : self.old_classes]
-        distilled = distillation(known, self.old_scores(x))
+        distilled = distillation(scores, self.old_scores(x))
         return (1 - share) * classification + share * distilled
 
     def after_learning(self) -> None:

@@ -55,9 +55,7 @@ class MergeAttention(nn.Module):
         w = cast(Any, self)
         keys = torch.cat([s @ w.key_specific, a @ w.key_agnostic], dim=1)
         values = torch.cat([s @ w.value_specific, a @ w.value_agnostic], dim=1)
-        query = self._by_head(s @ w.query)
-        key = self._by_head(keys)
-        value = self._by_head(values)
+        query, key, value = map(self._by_head, (s @ w.query, keys, values))
         merged = functional.scaled_dot_product_attention(query, key, value)
         positions = merged.transpose(1, 2).flatten(2)
         return positions.mean(dim=1)
@@ -91,6 +89,10 @@ class TagFexModule(DERModule):
     """
 
     compares_processes = True
+    # From the second task on.
+    attention: nn.Module
+    predictor: nn.Linear
+    merged_classifier: nn.Linear
 
     def __init__(
         self,
@@ -114,9 +116,6 @@ class TagFexModule(DERModule):
             first = grown(None, self.width, hidden)
             second = grown(None, hidden, output)
             self.projector = nn.Sequential(first, nn.ReLU(), second)
-        self.attention: nn.Module | None = None
-        self.predictor: nn.Linear | None = None
-        self.merged_classifier: nn.Linear | None = None
 
     # ------------------------------------------------------------------ structure
 
@@ -128,9 +127,9 @@ class TagFexModule(DERModule):
         assert self.classifier is not None
         with torch.no_grad():
             self.classifier.weight[: self.old_classes, -self.width :] = 0
-        # New in each task.
+        # Drawn anew in each task, but for the predictor.
         self.attention = MergeAttention(self.width, self.options["attention_heads"])
-        if self.predictor is None:
+        if len(self.branches) == 2:
             self.predictor = grown(None, self.width, self.width)
         self.merged_classifier = grown(None, self.width, classes)
 
@@ -140,11 +139,11 @@ class TagFexModule(DERModule):
             return super().new_branch()
         # Its batch statistics are those of a network that has learned nothing.
         branch = self.fresh_network()
-        networks = (branch, self.branches[-1], self.agnostic)
-        triples = zip(*(network.parameters() for network in networks), strict=True)
+        last = self.branches[-1].parameters()
+        agnostic = self.agnostic.parameters()
         with torch.no_grad():
-            for new, last, agnostic in triples:
-                new.copy_(INTERPOLATION * last + (1 - INTERPOLATION) * agnostic)
+            for new, a, b in zip(branch.parameters(), last, agnostic, strict=True):
+                new.copy_(INTERPOLATION * a + (1 - INTERPOLATION) * b)
         return branch
 
     def teachers(self) -> list[nn.Module]:
@@ -153,8 +152,10 @@ class TagFexModule(DERModule):
 
     def learning_parts(self) -> list[nn.Module | None]:
         """Return the newest branch, the task-agnostic network, and the guiding modules."""
-        guides = [self.attention, self.predictor, self.merged_classifier]
-        return [*super().learning_parts(), self.agnostic, self.projector, *guides]
+        parts = [*super().learning_parts(), self.agnostic, self.projector]
+        if self.is_first_task:
+            return parts
+        return [*parts, self.attention, self.predictor, self.merged_classifier]
 
     def counted_module(self) -> nn.Module:
         """Return the whole module, as the published number of parameters does."""
@@ -178,7 +179,11 @@ class TagFexModule(DERModule):
         if self.is_first_task:
             return classification + contrast
         share = self.old_classes / self.n_classes
-        from_teacher = CONTRAST_DISTILLATION * share * self._distilled(x, agnostic)
+        # Between predicted and old features, both by the old projector.
+        old_projector = self.teacher[1]
+        predicted = old_projector(self.predictor(agnostic))
+        distilled = self._contrast(predicted, self.old_scores(x))
+        from_teacher = CONTRAST_DISTILLATION * share * distilled
         contrast = (1 - share) * contrast + from_teacher
         auxiliary = AUXILIARY * self.auxiliary_loss(z, labels)
         loss = classification + auxiliary + contrast
@@ -188,27 +193,12 @@ class TagFexModule(DERModule):
 
     def _contrast(self, a: Tensor, b: Tensor) -> Tensor:
         """Compute InfoNCE over the views of all processes."""
-        a = self._all_views(a.float())
-        b = self._all_views(b.float())
+        gathered = []
+        for rows in (a.float(), b.float()):
+            views = [self.processes.gather(view) for view in rows.chunk(2)]
+            gathered.append(torch.cat(views))
         with torch.autocast(a.device.type, enabled=False):
-            return info_nce(a, b) / self.processes.share
-
-    def _all_views(self, local: Tensor) -> Tensor:
-        views = [self.processes.gather(view) for view in local.chunk(2)]
-        return torch.cat(views)
-
-    def _distilled(self, x: Tensor, agnostic: Tensor) -> Tensor:
-        """Compute InfoNCE between predicted and old features, projected.
-
-        Args:
-            x: (n, 3, s, s) normalised images.
-            agnostic: (n, d) features of the task-agnostic network.
-        """
-        network, projector = self.teacher
-        assert self.predictor is not None
-        with torch.no_grad():
-            before = projector(network(x))
-        return self._contrast(projector(self.predictor(agnostic)), before)
+            return info_nce(*gathered) / self.processes.share
 
     def _guidance(
         self,
@@ -226,8 +216,6 @@ class TagFexModule(DERModule):
             labels: (n,) int64.
             classification: cross-entropy of the whole network.
         """
-        assert self.attention is not None
-        assert self.merged_classifier is not None
         specific = specific.flatten(2).transpose(1, 2)
         agnostic = agnostic.flatten(2).transpose(1, 2)
         features = self.attention(specific, agnostic)

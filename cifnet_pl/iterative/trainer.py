@@ -6,9 +6,11 @@ A method overrides the methods under "for subclasses to override"; the rest is t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -37,7 +39,6 @@ from cifnet_pl.iterative.descent import (
 from cifnet_pl.iterative.exemplars import (
     Candidates,
     ExemplarSet,
-    PixelBatch,
     Prediction,
     quota,
 )
@@ -57,10 +58,8 @@ from cifnet_pl.utilities.errors import (
     no_images,
 )
 from cifnet_pl.utilities.growing_tensors import float64_device
+from cifnet_pl.utilities.processes import of_all_processes
 from cifnet_pl.utilities.run_folders import COMPLETE
-
-OPTIONS = (*Regime.model_fields, *Augmentation.model_fields)
-"""Arguments of every method that weights and exemplars depend on, besides the backbone."""
 
 TUNING_EPOCH = 1000
 """Number that stands for balanced fine-tuning in the seed of its augmentation."""
@@ -134,7 +133,7 @@ class IterativeModule(TaskModule):
         parts: modules that learn now.
         phase_number: number of the current phase in the task, from 0; −1 before the first.
         current_phase: its name.
-        descent: SGD of the current or the last phase; None before the first.
+        descent: SGD of the current or the last phase.
         before: weights from before the open task, which a checkpoint stores; empty before the
             first.
         position: weights, optimizer state and step at which the next task goes on, and those after
@@ -149,6 +148,15 @@ class IterativeModule(TaskModule):
     compares_processes = False
     can_resume_inside_task = True
     classifiers: tuple[str, ...] = ("classifier", "nearest_mean")
+    # Each task sets these anew.
+    teacher: tuple[nn.Module, ...]
+    steps: list[Step]
+    steps_done: int
+    phase_number: int
+    current_phase: str
+    descent: Descent
+    image_counts: Tensor
+    _candidates: list[Candidates]
 
     def __init__(
         self,
@@ -182,7 +190,8 @@ class IterativeModule(TaskModule):
         self.parts: list[nn.Module] = []
         if milestones is None:
             given["milestones"] = [0.7, 0.9]
-        self.options: dict[str, Any] = {name: given[name] for name in OPTIONS}
+        names = (*Regime.model_fields, *Augmentation.model_fields)
+        self.options: dict[str, Any] = {name: given[name] for name in names}
         with explained(UsageError, "", ValidationError, reason=first_mistake):
             self.regime = Regime(**self.options)
             self.augmentation = Augmentation(**self.options)
@@ -212,16 +221,8 @@ class IterativeModule(TaskModule):
         self.exemplars = ExemplarSet()
         self.old_classes = 0
         self.n_classes = 0
-        self.teacher: tuple[nn.Module, ...] = ()
         self.processes = Processes(self)
         self.before: dict[str, Tensor] = {}
-        self.descent: Descent | None = None
-        self.phase_number = -1
-        self.current_phase = ""
-        self.steps: list[Step] = []
-        self.steps_done = 0
-        self.image_counts = torch.zeros(0, dtype=torch.int64)
-        self._candidates: list[Candidates] = []
 
     # ------------------------------------------------------------------ for subclasses to override
 
@@ -321,28 +322,17 @@ class IterativeModule(TaskModule):
         """Whether the current task is the first."""
         return not self.old_classes
 
-    def phase(
-        self,
-        name: str,
-        share: float = 1.0,
-        rate: float | None = None,
-        decay: float | None = None,
-    ) -> Phase:
-        """Return a phase of the current task.
+    def phase(self, name: str, share: float = 1.0) -> Phase:
+        """Return a phase of the current task, with the task's learning rate and weight decay.
 
         Args:
             name: of the phase.
             share: share of the task's epochs.
-            rate: learning rate; None for that of the task.
-            decay: weight decay; None for that of the task.
         """
         later = not self.is_first_task
         epochs = max(1, round(share * self.regime.epochs[later]))
-        if rate is None:
-            rate = self.regime.learning_rate[later]
-        if decay is None:
-            decay = self.regime.weight_decay[later]
-        return Phase(name, epochs, rate, decay)
+        rate = self.regime.learning_rate[later]
+        return Phase(name, epochs, rate, self.regime.weight_decay[later])
 
     def tune(self, share: float, rate: float) -> None:
         """Learn from exemplars alone (balanced fine-tuning), with the parts that learn.
@@ -356,10 +346,9 @@ class IterativeModule(TaskModule):
         if not share:
             return
         task = len(self.learned_tasks)
-        phase = self.phase("tune", share, rate)
+        phase = replace(self.phase("tune", share), learning_rate=rate)
         positions = np.arange(len(self.exemplars))
-        seed = [self.seed, task, 4]
-        steps = self._planned(positions, 0, [phase], task - 1, seed)
+        steps = self._planned(positions, 0, [phase], task - 1, [self.seed, task, 4])
         self.begin_descent(phase)
         for step in steps:
             own = np.array_split(step.rows, self.processes.count)[self.global_rank]
@@ -375,15 +364,15 @@ class IterativeModule(TaskModule):
     def old_scores(self, x: Tensor) -> Tensor:
         """Return (n, C_old) float32 scores from before the task, without gradients.
 
-        The ``teachers`` must be a network and its classifier.
+        The ``teachers`` must be a network and its classifier, or what else follows it.
 
         Args:
             x: (n, 3, s, s) normalised images.
         """
         network, classifier = self.teacher
         with torch.no_grad():
-            scores: Tensor = classifier(network(x))
-            return scores.float()
+            scores: Tensor = classifier(network(x)).float()
+        return scores
 
     def align(self) -> None:
         """Scale the weights of new classes to the mean norm of the old ones (WA, eq. 10)."""
@@ -394,20 +383,7 @@ class IterativeModule(TaskModule):
 
     def fresh_network(self) -> nn.Module:
         """Return a network as it was before the first task; random weights are drawn anew."""
-        return self._build().network.requires_grad_(True).to(self.device)
-
-    def augmented(self, images: Tensor, keys: Tensor, seed: Sequence[int]) -> Tensor:
-        """Augment and normalise images.
-
-        Args:
-            images: (n, 3, s, s) uint8.
-            keys: (n,) int64 identity of each; with the seed it decides the augmentation.
-            seed: integers that stand for the run and the epoch.
-
-        Returns:
-            (n, 3, s, s) float32.
-        """
-        return self.backbone.normalised(self.augmentation(images, keys, seed))
+        return self._build().network.requires_grad_(True)
 
     def decode(self, rows: Tensor) -> Tensor:
         """Return (n, 3, s, s) uint8 training images at positions (n,).
@@ -491,10 +467,10 @@ class IterativeModule(TaskModule):
         """
         rows = self.select_rows(rows, task)
         # The phases of a task depend on it.
-        self.old_classes = sum(len(names) for names in self.learned_tasks[:task])
-        seed = [self.seed, task]
-        exemplars = len(self.exemplars)
-        self.steps = self._planned(rows, exemplars, self.phases(), task, seed)
+        self.old_classes = sum(self.task_sizes[:task])
+        self.steps = self._planned(
+            rows, len(self.exemplars), self.phases(), task, [self.seed, task]
+        )
         steps_taken = 0
         if self.position is not None:
             steps_taken = self.position["step"]
@@ -525,9 +501,8 @@ class IterativeModule(TaskModule):
                 is the one after the last, which Lightning asks for.
         """
         count = self.processes.count
-        random = np.random.default_rng(seed)
         size = self.data.batch_size * count
-        steps = plan_steps(rows, exemplars, phases, size, random)
+        steps = plan_steps(rows, exemplars, phases, size, seed)
         smallest = min(len(step.rows) + len(step.exemplars) for step in steps)
         if 0 < smallest < count:
             raise UsageError(
@@ -542,7 +517,6 @@ class IterativeModule(TaskModule):
         self._candidates = []
         self.old_classes = labels[0]
         self.n_classes = labels[-1] + 1
-        self.teacher = ()
         if self.old_classes:
             self.teacher = tuple(frozen(module) for module in self.teachers())
         with self.seeded(1, len(self.learned_tasks)):
@@ -553,16 +527,28 @@ class IterativeModule(TaskModule):
         )
         self.phase_number = -1
         self.steps_done = 0
-        if self.position is not None:
-            self._resume_at(self.position)
-            self.position = None
+        position = self.position
+        if position is not None and position["step"]:
+            self.steps_done = position["step"]
+            self.image_counts = position["counts"].to(self.device)
+            self.enter_phase(self.steps[self.steps_done - 1].phase)
+            self.load_state_dict(position["weights"])
+            self.descent.load_state_dict(position["descent"])
+        self.position = None
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Take the next step of the plan, and those after it that have no new images."""
+        """Take the next step of the plan, and those after it that have no new images.
+
+        In the pass after all steps, embed images that may become exemplars.
+        """
         images = cast(ImageBatch, batch)
         with explaining_full_memory(self.data.batch_size):
             if self.steps_done >= len(self.steps):
-                self._add_candidates(images)
+                self._end_learning()
+                if len(images.label):
+                    z = self.embed(images.image).cpu()
+                    own = Candidates(z, images.label.cpu(), images.key, images.row)
+                    self._candidates.append(own)
                 return
             self._take_step(images)
             # No batch comes for a step that learns from exemplars alone.
@@ -572,45 +558,34 @@ class IterativeModule(TaskModule):
                     return
                 self._take_step(empty)
 
-    def _add_candidates(self, batch: ImageBatch) -> None:
-        """Embed images that may become exemplars, in the pass after all steps."""
-        self._end_learning()
-        if len(batch.label):
-            z = self.embed(batch.image)
-            parts = (z, batch.label, batch.key, batch.row)
-            candidates = Candidates(*(part.cpu() for part in parts))
-            self._candidates.append(candidates)
-
     def _take_step(self, batch: ImageBatch) -> None:
         """Learn from new images and from the exemplars of the next step."""
-        self.image_counts += torch.bincount(
-            batch.label, minlength=len(self.image_counts)
-        )
+        self.image_counts += torch.bincount(batch.label, minlength=self.n_classes)
         step = self.steps[self.steps_done]
         self.enter_phase(step.phase)
         key = batch.key.to(batch.label.device)  # content hashes come on the CPU
-        samples = PixelBatch(batch.image, batch.label, key)
+        samples = [batch.image, batch.label, key]
         if len(step.exemplars):
             parts = np.array_split(step.exemplars, self.processes.count)
             # Processes with fewer new images get more exemplars.
             own = parts[::-1][self.global_rank]
-            pairs = zip(samples, self.exemplars.at(torch.from_numpy(own)), strict=True)
-            samples = PixelBatch(*(torch.cat(pair) for pair in pairs))
+            exemplars = self.exemplars.at(torch.from_numpy(own))
+            samples = [torch.cat(pair) for pair in zip(samples, exemplars, strict=True)]
         self._learn_from(samples, step.phase, step)
         self.steps_done += 1
 
-    def _learn_from(self, samples: PixelBatch, phase: int, step: Step) -> None:
+    def _learn_from(self, samples: Iterable[Tensor], phase: int, step: Step) -> None:
         """Take a step of SGD on images of this process.
 
         Args:
-            samples: the images.
+            samples: the images, their labels and keys.
             phase: number of the phase in the seed of the augmentation.
             step: gives the epoch, and the share of the phase that is over.
         """
-        assert self.descent is not None
         task = len(self.learned_tasks)
         seed = (self.seed, task, phase, step.epoch)
-        batch = StepBatch(*samples, seed, self.augmented)
+        images, labels, keys = samples
+        batch = StepBatch(images, labels, keys, seed, self)
         self.descent.step(batch, step.progress)
 
     def enter_phase(self, number: int) -> None:
@@ -642,7 +617,6 @@ class IterativeModule(TaskModule):
         Args:
             quantity: what is not finite, such as "the loss is nan".
         """
-        assert self.descent is not None
         rate = self.descent.phase.learning_rate
         return CifnetError(
             f"{quantity} in task {len(self.learned_tasks)}: the learning rate {rate:g} is too high,"
@@ -692,11 +666,10 @@ class IterativeModule(TaskModule):
         """Select the exemplars of the new classes, the same in all processes."""
         per_class = quota(self.exemplar_capacity(), self.per_class, self.n_classes)
         self.exemplars.shrink(per_class, self.old_classes)
-        candidates = Candidates.gather(self._candidates)
-        for label in range(self.old_classes, self.n_classes):
-            chosen = candidates.select(label, per_class)
-            images = self.decode(chosen.row)
-            self.exemplars.add(images, label, chosen.key)
+        batches = chain.from_iterable(of_all_processes(self._candidates))
+        candidates = Candidates(*map(torch.cat, zip(*batches, strict=True)))
+        chosen = candidates.select(per_class)
+        self.exemplars.add(self.decode(chosen.row), chosen.label, chosen.key)
 
     # ------------------------------------------------------------------ prediction
 
@@ -799,7 +772,7 @@ class IterativeModule(TaskModule):
     def _current_position(self) -> dict[str, Any]:
         """Return the state from which training resumes after the present step."""
         descent = None
-        if self.descent is not None:
+        if self.steps_done:
             descent = self.descent.state_dict()
         return {
             "step": self.steps_done,
@@ -809,16 +782,6 @@ class IterativeModule(TaskModule):
             "counts": self.image_counts.clone(),
             "steps": len(self.steps),
         }
-
-    def _resume_at(self, position: dict[str, Any]) -> None:
-        """Go on at a position; the network has its structure already."""
-        self.steps_done = position["step"]
-        self.image_counts = position["counts"].to(self.device)
-        if self.steps_done:
-            self.enter_phase(self.steps[self.steps_done - 1].phase)
-            self.load_state_dict(position["weights"])
-            assert self.descent is not None
-            self.descent.load_state_dict(position["descent"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the weights from before an open task, and the position inside it."""

@@ -1,6 +1,4 @@
-"""What the tests of trained methods share: a small network, the ten methods on it, and runs on
-digits.
-"""
+"""What the tests of trained methods share: a small network, the methods on it, runs on digits."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -56,20 +54,14 @@ def install(patch: Callable[[dict, str, Any], None] = dict.__setitem__) -> None:
 
 def learner(method: type[IterativeModule], **options: Any) -> IterativeModule:
     """A module that learns digits in seconds."""
-    if method is FinetuneModule:
-        method_options: dict[str, Any] = {}
-    else:
-        method_options = {"exemplars": 60}
+    given: dict[str, Any] = {"backbone": "small", "flip": False, "weight_decay": 0.0}
+    given |= {"learning_rate": 0.1, "batch_statistics": "learned"}
+    given |= {"epochs": MORE_EPOCHS.get(method.__name__, 4)}
+    if method is not FinetuneModule:
+        given |= {"exemplars": 60}
     if method is TagFexModule:
-        method_options |= {"projection": [32, 16], "attention_heads": 4}
-    method_options |= {"epochs": MORE_EPOCHS.get(method.__name__, 4)}
-    fixed = {
-        "backbone": "small",
-        "learning_rate": 0.1,
-        "batch_statistics": "learned",
-        "flip": False,
-    }
-    return method(**{**fixed, "weight_decay": 0.0, **method_options, **options})
+        given |= {"projection": [32, 16], "attention_heads": 4}
+    return method(**{**given, **options})
 
 
 def data(**options: Any) -> CIFNetDataModule:
@@ -86,11 +78,7 @@ def run(method, folder, *callbacks, given=None, **options):
 
 def assert_same_weights(a: nn.Module, b: nn.Module) -> None:
     """Bit-identical states."""
-    ours = a.state_dict()
-    theirs = b.state_dict()
-    assert ours.keys() == theirs.keys()
-    for key, value in ours.items():
-        assert torch.equal(value, theirs[key]), key
+    torch.testing.assert_close(a.state_dict(), b.state_dict(), rtol=0, atol=0)
 
 
 def save_at(path: Path, task: int, batches: int) -> Act:
@@ -103,9 +91,7 @@ def save_at(path: Path, task: int, batches: int) -> Act:
 
 
 def assert_goes_on(method, folder, batches, given=None, task=1, **options):
-    """A run that goes on from a checkpoint within a task ends as one that never stopped, which is
-    returned.
-    """
+    """The run that never stopped, after one that goes on within a task has ended as it did."""
     path = folder / "mid.ckpt"
     given = given or {}
     save = save_at(path, task, batches)

@@ -7,13 +7,8 @@ import torch
 from cifnet_pl.iterative.augmentation import Augmentation, uniform
 
 KEYS = torch.arange(1000, 1200)
-IMAGES = torch.randint(
-    0,
-    256,
-    (200, 3, 6, 6),
-    dtype=torch.uint8,
-    generator=torch.Generator().manual_seed(0),
-)
+RANDOM = torch.Generator().manual_seed(0)
+IMAGES = torch.randint(256, (200, 3, 6, 6), generator=RANDOM).byte()
 
 
 def changed(images=IMAGES, **options):

@@ -1,6 +1,4 @@
-"""Every configuration of a trained method runs, with one epoch and few small images instead of its
-own.
-"""
+"""Every configuration of a trained method runs, with one epoch and few small images."""
 
 import json
 from pathlib import Path

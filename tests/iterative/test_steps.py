@@ -1,6 +1,4 @@
-"""A task's steps: going on inside it in the same steps, steps of few images, and steps in another
-precision.
-"""
+"""A task's steps: going on in the same ones, steps of few images, and of another precision."""
 
 from functools import partial
 from unittest.mock import Mock
