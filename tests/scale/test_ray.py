@@ -18,7 +18,7 @@ import pytest
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.parsing import options_in
-from cifnet_pl.cli.ray import make_with_ray
+from cifnet_pl.cli.ray import Workers, make_with_ray
 from cifnet_pl.cli.sums import make, words_of
 from cifnet_pl.model.partial_sums import add_up
 from cifnet_pl.model.partition import Shard
@@ -181,7 +181,7 @@ def test_as_many_at_once_as_workers_and_another_try(
         return shard.name
 
     shards = [Shard(i, 4) for i in range(1, 5)]
-    failed = make_with_ray(flaky, shards, 1, 2, 1, 1)
+    failed = make_with_ray(flaky, shards, Workers(1, 2, 1, 1))
     assert failed == ["shard-3-of-4"]
     at_once = (tmp_path / "at_once").read_text().split()
     assert at_once == ["1"] * (4 + 1 + 2)
