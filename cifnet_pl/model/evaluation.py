@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.labelled_images import LabelledImages, Unreadable, find_repeats
+from cifnet_pl.model.labelled_images import LabelledImages, find_repeats
 from cifnet_pl.model.metrics import (
     MIN_TEST_IMAGES,
     TOP_K,
@@ -282,17 +282,13 @@ class Evaluation:
 
 
 def evaluate(
-    model: Classifier,
-    images: LabelledImages,
-    unreadable: list[Unreadable],
-    progress: bool = False,
+    model: Classifier, images: LabelledImages, progress: bool = False
 ) -> Evaluation:
     """Predict labelled images, and compare with their labels.
 
     Args:
         model: a learned model.
         images: of classes that it knows; see :meth:`LabelledImages.of_classes`.
-        unreadable: images that cannot be decoded are appended.
         progress: whether to draw a bar on a terminal.
 
     Returns:
@@ -304,7 +300,7 @@ def evaluate(
     """
     target = targets(model, images)
     batches = []
-    for rows, z in images.embedded(model, "evaluating", unreadable, progress):
+    for rows, z in images.embedded(model, "evaluating", progress):
         batch = judge(model.head.probabilities(z), target[rows])
         batches.append(batch | {"row": torch.from_numpy(rows)})
     samples = table_of(batches)

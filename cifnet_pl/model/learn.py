@@ -115,11 +115,10 @@ def extend(
     after = []
     if check_images is not None:
         target = targets(old, check_images)
-        for rows, z in check_images.embedded(
-            old, "checking", result.unreadable, progress
-        ):
+        for rows, z in check_images.embedded(old, "checking", progress):
             before.append(judge(old.head.probabilities(z), target[rows]))
             after.append(judge(model.head.probabilities(z), target[rows]))
+        result.unreadable.extend(check_images.unreadable)
     warnings += result.warnings
     result = replace(
         result,
@@ -165,7 +164,6 @@ def learn(
         DataError: a class of which no image can be read, or no image is new.
     """
     start = time.perf_counter()
-    unreadable: list[Unreadable] = []
     known: dict[int, set[int]] = {}
     if duplicates == "leave_out":
         known = classes_of_hashes(old, images.class_names)
@@ -173,9 +171,7 @@ def learn(
     def is_learned(row: int, content_hash: int) -> bool:
         return int(images.files.labels[row]) in known.get(content_hash, ())
 
-    z, kept = images.all_embedded(
-        old, "learning", unreadable, progress=progress, skip=is_learned
-    )
+    z, kept = images.all_embedded(old, "learning", progress=progress, skip=is_learned)
     rows, messages = duplicates_among(old, images, duplicates)
     new = np.ones(len(images.files), dtype=bool)
     if duplicates == "leave_out":
@@ -205,7 +201,7 @@ def learn(
         learned={name: counts[name] - before.get(name, 0) for name in names},
         score=replace(left_out, samples=left_out.samples[is_new]),
         seconds=time.perf_counter() - start,
-        unreadable=unreadable,
+        unreadable=images.unreadable,
         warnings=messages,
         old_before=nothing,
         old_after=nothing,
