@@ -153,8 +153,8 @@ class Evaluation:
         class_counts: (2, C) int64 correct predictions and samples of each class.
     """
 
-    class_names: list[str]
-    samples: pd.DataFrame
+    class_names: list[str] = field(default_factory=list)
+    samples: pd.DataFrame = field(default_factory=lambda: table_of([]))
     tasks: int = 1
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     seconds: float = 0.0

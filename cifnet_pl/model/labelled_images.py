@@ -268,7 +268,7 @@ def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[
 
 def duplicates_among(
     model: Classifier, images: LabelledImages, treatment: Duplicates
-) -> tuple[list[int], list[str]]:
+) -> tuple[np.ndarray, list[str]]:
     """Find images that a model has learned, that occur twice, or that lie in two classes.
 
     Args:
@@ -277,18 +277,20 @@ def duplicates_among(
         treatment: "leave_out" if they are left out, "keep" if they are only reported.
 
     Returns:
-        Their positions, and sentences for the user. Images in two classes are learned as neither,
-        as it is not known which label is wrong; one that was learned in another class before stays
-        there.
+        (n,) bool, which images are not left out, and sentences for the user. Images in two classes
+        are learned as neither, as it is not known which label is wrong; one that was learned in
+        another class before stays there.
 
     Raises:
         DataError: no image is left.
     """
     repeats, in_two_classes = find_repeats(model, images)
     repeated = sorted([*repeats.learned, *repeats.twice])
-    rows = [*repeated, *in_two_classes]
     ambiguous = list(in_two_classes.values())
-    if treatment == "leave_out" and len(rows) == len(images.files):
+    taken = np.ones(len(images.files), dtype=bool)
+    if treatment == "leave_out":
+        taken[[*repeated, *in_two_classes]] = False
+    if not taken.any():
         reason = "every image is learned already"
         if ambiguous:
             reason += (
@@ -301,4 +303,4 @@ def duplicates_among(
         image_duplicates.conflicting_labels_message(ambiguous, treatment),
         image_duplicates.duplicates_message(names, treatment),
     ]
-    return rows, [text for text in messages if text]
+    return taken, [text for text in messages if text]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,8 +52,8 @@ class Extension:
     seconds: float
     unreadable: list[Unreadable]
     warnings: list[str]
-    old_before: Evaluation
-    old_after: Evaluation
+    old_before: Evaluation = field(default_factory=Evaluation)
+    old_after: Evaluation = field(default_factory=Evaluation)
 
 
 def extend(
@@ -172,10 +172,7 @@ def learn(
         return int(images.files.labels[row]) in known.get(content_hash, ())
 
     z, kept = images.all_embedded(old, "learning", progress=progress, skip=is_learned)
-    rows, messages = duplicates_among(old, images, duplicates)
-    new = np.ones(len(images.files), dtype=bool)
-    if duplicates == "leave_out":
-        new[rows] = False
+    new, messages = duplicates_among(old, images, duplicates)
     taken = new & kept
     labels = images.files.labels
     unread = np.setdiff1d(labels[new], labels[taken])
@@ -195,7 +192,6 @@ def learn(
     left_out = evaluate_left_out(model)
     positions = [model.class_names.index(name) for name in names]
     is_new = left_out.samples["target"].isin(positions)
-    nothing = Evaluation([], table_of([]))
     return Extension(
         model=model,
         learned={name: counts[name] - before.get(name, 0) for name in names},
@@ -203,6 +199,4 @@ def learn(
         seconds=time.perf_counter() - start,
         unreadable=images.unreadable,
         warnings=messages,
-        old_before=nothing,
-        old_after=nothing,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from cifnet_pl.backbones import Backbone
 from cifnet_pl.backbones.weight_files import load_tensors
 from cifnet_pl.model.assembly import assemble
 from cifnet_pl.model.bundle import (
-    CONFIG,
     StoredModel,
     StoredRecord,
     check_format,
@@ -74,13 +72,7 @@ def read_model(location: Path) -> StoredModel:
     if is_bundle(location):
         return read_bundle(location)
     if _is_zipped_bundle(location):
-        with (
-            explained(CheckpointError, f"cannot unpack {location}"),
-            tempfile.TemporaryDirectory() as folder,
-            zipfile.ZipFile(location) as archive,
-        ):
-            archive.extractall(folder)
-            return read_bundle(Path(folder))
+        return read_bundle(zipfile.Path(location))
     checkpoint = checkpoint_of(location)
     complete = checkpoint.absolute().parent.parent / COMPLETE
     if location.is_dir() and is_bundle(complete):
@@ -110,8 +102,7 @@ def load_bundle(
 def _is_zipped_bundle(path: Path) -> bool:
     """Return whether a file is a zipped bundle, as the page sends it, and not a checkpoint."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return CONFIG in archive.namelist()
+        return is_bundle(zipfile.Path(path))
     # No archive, or a damaged one: the error comes when it is read as a checkpoint.
     except Exception:
         return False
