@@ -187,14 +187,13 @@ def learn(
     every_row = np.arange(len(learned.files))
     columns = (z[taken], learned.files.labels, learned.files.hashes(every_row))
     model.learn_embeddings(names, ungrouped(*map(torch.from_numpy, columns)))
-    before = old.counts
-    counts = model.counts
+    counts = np.bincount(learned.files.labels).tolist()
     left_out = evaluate_left_out(model)
     positions = [model.class_names.index(name) for name in names]
     is_new = left_out.samples["target"].isin(positions)
     return Extension(
         model=model,
-        learned={name: counts[name] - before.get(name, 0) for name in names},
+        learned=dict(zip(names, counts, strict=True)),
         score=replace(left_out, samples=left_out.samples[is_new]),
         seconds=time.perf_counter() - start,
         unreadable=images.unreadable,

@@ -59,25 +59,14 @@ def load(
         location = fetch(str(path), download)
     else:
         location = expanded(path)
-    model = assemble(read_model(location), download, engine, trust)
-    return model.to(chosen_device(device))
-
-
-def read_model(location: Path) -> StoredModel:
-    """Read what a bundle, a zipped one, a run's folder or a checkpoint file holds of a model.
-
-    Raises:
-        CheckpointError: there is none, or the file is damaged or of another version.
-    """
     if is_bundle(location):
-        return read_bundle(location)
-    if _is_zipped_bundle(location):
-        return read_bundle(zipfile.Path(location))
-    checkpoint = checkpoint_of(location)
-    complete = checkpoint.absolute().parent.parent / COMPLETE
-    if location.is_dir() and is_bundle(complete):
-        return read_bundle(complete)
-    return _model_of_run(checkpoint)
+        stored = read_bundle(location)
+    elif _is_zipped_bundle(location):
+        stored = read_bundle(zipfile.Path(location))
+    else:
+        stored = _read_run(location)
+    model = assemble(stored, download, engine, trust)
+    return model.to(chosen_device(device))
 
 
 # ---------------------------------------------------------------------- bundles
@@ -170,19 +159,24 @@ class CheckpointRecord(StoredRecord):
     model: Any = None
 
 
-def _model_of_run(path: Path) -> StoredModel:
-    content = read_checkpoint(path)
-    where = str(path)
+def _read_run(path: Path) -> StoredModel:
+    """Read what a run's folder or one of its checkpoint files holds of a model."""
+    checkpoint = checkpoint_of(path)
+    complete = checkpoint.absolute().parent.parent / COMPLETE
+    if path.is_dir() and is_bundle(complete):
+        return read_bundle(complete)
+    content = read_checkpoint(checkpoint)
+    where = str(checkpoint)
     state = content["cifnet"]
     if isinstance(state, dict):
         check_format(state.get("format"), where)
     run = parse(CheckpointRecord, state, where)
     if run.model is None:
         raise CheckpointError(
-            f"{path} is of a trained method: finish the run, and give its folder"
+            f"{where} is of a trained method: finish the run, and give its folder"
         )
     if run.under_way:
         raise CheckpointError(
-            f"{path} was saved in the middle of a task: finish the run with --ckpt_path last first"
+            f"{where} was saved in the middle of a task: finish the run with --ckpt_path last first"
         )
     return StoredModel(where, run.model, content["state_dict"])
