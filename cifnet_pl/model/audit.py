@@ -320,9 +320,13 @@ def embeddings_of(
         unreadable += others.unreadable
         rows = np.flatnonzero(readable)
         files = [samples.file(row) for row in rows.tolist()]
-        columns = {"label": samples.labels[rows], "hash": samples.hashes(rows)}
+        columns = {
+            "label": samples.labels[rows],
+            "hash": samples.hashes(rows),
+            "file": files,
+        }
         embeddings.append(z[rows])
-        tables.append(pd.DataFrame({**columns, "file": files}))
+        tables.append(pd.DataFrame(columns))
     table = pd.concat(tables, ignore_index=True)
     if not len(table):
         raise DataError("none of the images can be read: there is nothing to audit")

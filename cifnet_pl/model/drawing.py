@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import LogNorm, Normalize
@@ -70,8 +71,7 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
         title: title of the figure.
     """
     images = matrix.sum(axis=1)
-    errors = matrix - np.diag(matrix.diagonal())
-    confusions = errors.sum(axis=0) + errors.sum(axis=1)
+    confusions = images + matrix.sum(axis=0) - 2 * matrix.diagonal()
     drawn = np.flatnonzero(images + confusions)
     if len(drawn) > MAX_CONFUSION_CLASSES:
         most_confused = np.argsort(-confusions[drawn], kind="stable")
@@ -216,11 +216,9 @@ def draw_trajectory(
     upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=(0, 101))
     upper.grid(alpha=0.3)
     upper.legend(loc="lower left")
-    size = len(matrix)
-    cells = np.full((size, size), np.nan)
-    for k, row in enumerate(matrix):
-        cells[k, : len(row)] = row
-    mesh = _draw_cells(lower, cells, Normalize(0, 100), size <= MAX_NUMBERED_TASKS)
+    cells = pd.DataFrame(matrix, dtype=float).to_numpy()  # NaN where there is no number
+    is_numbered = len(cells) <= MAX_NUMBERED_TASKS
+    mesh = _draw_cells(lower, cells, Normalize(0, 100), is_numbered)
     figure.colorbar(mesh, cax=colour_axes, label="accuracy (%)")
     lower.set(
         xlabel="classes of task",
