@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import LogNorm, Normalize
@@ -216,9 +215,11 @@ def draw_trajectory(
     upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=(0, 101))
     upper.grid(alpha=0.3)
     upper.legend(loc="lower left")
-    cells = pd.DataFrame(matrix, dtype=float).to_numpy()  # NaN where there is no number
-    is_numbered = len(cells) <= MAX_NUMBERED_TASKS
-    mesh = _draw_cells(lower, cells, Normalize(0, 100), is_numbered)
+    size = len(matrix)
+    cells = np.full((size, size), np.nan)
+    for k, row in enumerate(matrix):
+        cells[k, : len(row)] = row
+    mesh = _draw_cells(lower, cells, Normalize(0, 100), size <= MAX_NUMBERED_TASKS)
     figure.colorbar(mesh, cax=colour_axes, label="accuracy (%)")
     lower.set(
         xlabel="classes of task",
