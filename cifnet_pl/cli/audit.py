@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cifnet_pl.cli.evaluate import (
     CLASS_HEADER,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cifnet_pl.data.samples import Source
     from cifnet_pl.model.audit import Audit, CurvePoint
     from cifnet_pl.model.classifier import Classifier
+    from cifnet_pl.model.labelled_images import Unreadable
     from cifnet_pl.report.page import Captions, Section
 
 IMAGE_COLUMNS = [
@@ -63,11 +64,13 @@ class AuditedImages:
         result: verdict on each image; its table has their ``file``, too.
         curve: accuracy by number of images.
         ambiguous: other images, which lie in two classes → these classes.
+        unreadable: images that cannot be decoded.
     """
 
     result: Audit
     curve: list[CurvePoint]
     ambiguous: Captions
+    unreadable: list[Unreadable]
 
 
 def audit(
@@ -104,9 +107,8 @@ def audit(
     with writing(target, overwrite, "folder"):
         loaded = load(model, trust=trust)
         source = _images_to_audit(loaded, model, images)
-        unreadable: list[Any] = []
-        audited = audit_images(loaded, source, expanded(cache_folder), unreadable)
-        warn(source.notes, unreadable)
+        audited = audit_images(loaded, source, expanded(cache_folder))
+        warn(source.notes, audited.unreadable)
         lines = summary_lines(audited)
         write_audit(target, audited, lines)
     label_errors = number_of(len(audited.result.label_errors()), "probable label error")
@@ -130,7 +132,7 @@ def _images_to_audit(model: Classifier, name: str, images: str | None) -> Source
 
 
 def audit_images(
-    model: Classifier, source: Source, cache_folder: Path, unreadable: list[Any]
+    model: Classifier, source: Source, cache_folder: Path
 ) -> AuditedImages:
     """Audit all images of a source.
 
@@ -138,7 +140,6 @@ def audit_images(
         model: its backbone embeds.
         source: of the images.
         cache_folder: of embeddings.
-        unreadable: images that cannot be decoded are appended.
 
     Raises:
         DataError: fewer than two classes, or none with two different images.
@@ -147,7 +148,7 @@ def audit_images(
 
     from cifnet_pl.model import audit as auditing
 
-    embedded = auditing.embeddings_of(model, source, cache_folder, unreadable)
+    embedded = auditing.embeddings_of(model, source, cache_folder)
     present, labels = np.unique(embedded.labels, return_inverse=True)
     names = [source.class_names[label] for label in present]
     if len(names) < 2:
@@ -160,7 +161,7 @@ def audit_images(
         )
     result.images["file"] = embedded.files
     curve = auditing.learning_curve(embedded.z, labels, len(names))
-    return AuditedImages(result, curve, embedded.undecided)
+    return AuditedImages(result, curve, embedded.undecided, embedded.unreadable)
 
 
 # ---------------------------------------------------------------------- sentences

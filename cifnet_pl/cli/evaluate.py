@@ -95,9 +95,8 @@ def evaluate(
         if recalibrate and target is not None:
             store_recalibrated(loaded, model, known, target, overwrite, trust)
             return
-        unreadable: list[Any] = []
-        evaluation = evaluate_images(loaded, known, unreadable, progress=True)
-        warn([], unreadable)
+        evaluation = evaluate_images(loaded, known, progress=True)
+        warn([], known.unreadable)
         lines = summary_lines(evaluation, loaded)
         for line in [*lines, *duplicate_lines(evaluation)]:
             print_text(line)
@@ -325,9 +324,8 @@ def store_recalibrated(
     from cifnet_pl.model.calibration import MIN_NEW_IMAGES
     from cifnet_pl.model.recalibration import recalibrate
 
-    unreadable: list[Any] = []
-    result = recalibrate(model, images, unreadable)
-    warn([], unreadable)
+    result = recalibrate(model, images)
+    warn([], images.unreadable)
     result.model.save(target, overwrite)
     if result.learned:
         left_out = number_of(result.learned, "image")

@@ -73,11 +73,9 @@ def assemble(
         head=_empty_head(record.head, where),
         buffer=buffer,
         class_names=class_names(record.class_names, where, CheckpointError),
-        image_size=record.images.image_size,
-        crop_ratio=record.images.crop_ratio,
-        held_out=record.images.held_out,
         history=record.history,
         precision=record.precision,
+        **record.images.model_dump(),
     )
     model.record_engines(record.engines)
     damaged = f"{where} is damaged or not a model"

@@ -268,19 +268,18 @@ class EmbeddedImages(NamedTuple):
         labels: (n,) int64.
         files: the n files.
         undecided: files that lie in two classes, which are not among the n → these classes.
+        unreadable: images that cannot be decoded.
     """
 
     z: np.ndarray
     labels: np.ndarray
     files: list[Path]
     undecided: dict[Path, str]
+    unreadable: list[Unreadable]
 
 
 def embeddings_of(
-    model: Classifier,
-    source: Source,
-    cache_folder: Path,
-    unreadable: list[Unreadable],
+    model: Classifier, source: Source, cache_folder: Path
 ) -> EmbeddedImages:
     """Embed all training and test images of a source; what the cache lacks is added to it.
 
@@ -288,7 +287,6 @@ def embeddings_of(
         model: its backbone embeds.
         source: images in class folders.
         cache_folder: folder of the embedding cache.
-        unreadable: images that cannot be decoded are appended.
 
     Raises:
         DataError: no image can be read.
@@ -304,6 +302,7 @@ def embeddings_of(
     )
     embeddings = []
     tables = []
+    unreadable: list[Unreadable] = []
     for name, samples in (("train", source.train), ("val", source.test)):
         cache = EmbeddingCache(samples, source.class_names, pipeline / name)
         readable = cache.known(np.arange(len(samples)))
@@ -312,17 +311,22 @@ def embeddings_of(
         if readable.any():
             z[readable] = cache.get(np.flatnonzero(readable))
         others = LabelledImages(source.class_names, samples.subset(missing))
-        for batch, batch_z in others.embedded(model, "embedding", unreadable, True):
+        for batch, batch_z in others.embedded(model, "embedding", True):
             embedded = missing[batch]
             hashes = torch.from_numpy(others.files.hashes(batch))
             cache.collect(torch.from_numpy(embedded), hashes, batch_z)
             z[embedded] = batch_z.cpu().numpy()
             readable[embedded] = True
+        unreadable += others.unreadable
         rows = np.flatnonzero(readable)
         files = [samples.file(row) for row in rows.tolist()]
-        columns = {"label": samples.labels[rows], "hash": samples.hashes(rows)}
+        columns = {
+            "label": samples.labels[rows],
+            "hash": samples.hashes(rows),
+            "file": files,
+        }
         embeddings.append(z[rows])
-        tables.append(pd.DataFrame({**columns, "file": files}))
+        tables.append(pd.DataFrame(columns))
     table = pd.concat(tables, ignore_index=True)
     if not len(table):
         raise DataError("none of the images can be read: there is nothing to audit")
@@ -334,4 +338,5 @@ def embeddings_of(
         undecided[table["file"][row]] = f"in {' and '.join(classes)}"
     decided = ~table.index.isin(list(repeats.undecided))
     z = np.concatenate(embeddings)[decided]
-    return EmbeddedImages(z, labels[decided], list(table["file"][decided]), undecided)
+    files = list(table["file"][decided])
+    return EmbeddedImages(z, labels[decided], files, undecided, unreadable)

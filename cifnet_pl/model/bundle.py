@@ -18,6 +18,7 @@ import hashlib
 import json
 import platform
 import shutil
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +115,7 @@ class ImagesRecord(StoredRecord):
 class BufferRecord(StoredRecord):
     """The settings of the buffer."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(extra="forbid")
 
     capacity: int
     per_class: int | None
@@ -216,7 +217,7 @@ class StoredModel(NamedTuple):
     tensors: Mapping[str, Tensor]
 
 
-def is_bundle(folder: Path) -> bool:
+def is_bundle(folder: Path | zipfile.Path) -> bool:
     """Return whether ``folder`` has the ``config.json`` of a bundle."""
     return (folder / CONFIG).is_file()
 
@@ -314,11 +315,11 @@ def write_bundle(
             entry.unlink(missing_ok=True)
 
 
-def read_bundle(folder: Path) -> StoredModel:
+def read_bundle(folder: Path | zipfile.Path) -> StoredModel:
     """Read a bundle.
 
     Args:
-        folder: of the bundle.
+        folder: of the bundle, or the archive that it is in.
 
     Raises:
         CheckpointError: no bundle, one of another version, or one that is damaged.
@@ -340,7 +341,7 @@ def read_bundle(folder: Path) -> StoredModel:
     return StoredModel(str(folder), description, tensors)
 
 
-def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
+def _read_config(folder: Path | zipfile.Path) -> tuple[dict[str, Any], str]:
     """Return the content of a bundle's ``config.json``, and the hash of its tensors."""
     path = folder / CONFIG
     if not path.is_file():

@@ -70,8 +70,7 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
         title: title of the figure.
     """
     images = matrix.sum(axis=1)
-    errors = matrix - np.diag(matrix.diagonal())
-    confusions = errors.sum(axis=0) + errors.sum(axis=1)
+    confusions = images + matrix.sum(axis=0) - 2 * matrix.diagonal()
     drawn = np.flatnonzero(images + confusions)
     if len(drawn) > MAX_CONFUSION_CLASSES:
         most_confused = np.argsort(-confusions[drawn], kind="stable")

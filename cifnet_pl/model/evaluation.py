@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.labelled_images import LabelledImages, Unreadable, find_repeats
+from cifnet_pl.model.labelled_images import LabelledImages, find_repeats
 from cifnet_pl.model.metrics import (
     MIN_TEST_IMAGES,
     TOP_K,
@@ -153,8 +153,8 @@ class Evaluation:
         class_counts: (2, C) int64 correct predictions and samples of each class.
     """
 
-    class_names: list[str]
-    samples: pd.DataFrame
+    class_names: list[str] = field(default_factory=list)
+    samples: pd.DataFrame = field(default_factory=lambda: table_of([]))
     tasks: int = 1
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     seconds: float = 0.0
@@ -282,17 +282,13 @@ class Evaluation:
 
 
 def evaluate(
-    model: Classifier,
-    images: LabelledImages,
-    unreadable: list[Unreadable],
-    progress: bool = False,
+    model: Classifier, images: LabelledImages, progress: bool = False
 ) -> Evaluation:
     """Predict labelled images, and compare with their labels.
 
     Args:
         model: a learned model.
         images: of classes that it knows; see :meth:`LabelledImages.of_classes`.
-        unreadable: images that cannot be decoded are appended.
         progress: whether to draw a bar on a terminal.
 
     Returns:
@@ -304,7 +300,7 @@ def evaluate(
     """
     target = targets(model, images)
     batches = []
-    for rows, z in images.embedded(model, "evaluating", unreadable, progress):
+    for rows, z in images.embedded(model, "evaluating", progress):
         batch = judge(model.head.probabilities(z), target[rows])
         batches.append(batch | {"row": torch.from_numpy(rows)})
     samples = table_of(batches)

@@ -244,15 +244,8 @@ def _exported(graph: HeadGraph) -> Any:
 
 def _strip(graph: Any) -> None:
     """Remove the exporter's notes about its own source code, which hold paths of this machine."""
-    elements = (
-        graph,
-        *graph.node,
-        *graph.value_info,
-        *graph.initializer,
-        *graph.input,
-        *graph.output,
-    )
-    for element in elements:
+    tensors = (*graph.value_info, *graph.initializer, *graph.input, *graph.output)
+    for element in (graph, *graph.node, *tensors):
         del element.metadata_props[:]
         element.doc_string = ""
 

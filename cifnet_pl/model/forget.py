@@ -88,7 +88,7 @@ def forget(
     ignored = 0
     if images is not None:
         with model.backbone.preferring(old.engines):
-            embeddings, ignored = _embed_images_of(model, labels, images, unreadable)
+            embeddings, ignored, unreadable = _embed_images_of(model, labels, images)
             for name in names:
                 _subtract_images(model, name, embeddings)
             rounding = _rounding(model)
@@ -180,21 +180,17 @@ def _subtract(model: Classifier, label: int, share: Head) -> None:
 
 
 def _embed_images_of(
-    model: Classifier,
-    labels: Sequence[int],
-    given: Any,
-    unreadable: list[Unreadable],
-) -> tuple[dict[int, Tensor], int]:
+    model: Classifier, labels: Sequence[int], given: Any
+) -> tuple[dict[int, Tensor], int, list[Unreadable]]:
     """Embed the given images that some classes were learned from; each is opened once.
 
     Args:
         model: that learned them.
         labels: of the classes.
         given: the images, as for :func:`forget`.
-        unreadable: images that cannot be decoded are appended.
 
     Returns:
-        Content hash → (d,) embedding, and the number of other images.
+        Content hash → (d,) embedding, the number of other images, and those that cannot be decoded.
 
     Raises:
         UnsupportedError: the head's statistics cannot be subtracted.
@@ -210,13 +206,13 @@ def _embed_images_of(
     images = LabelledImages([""], _samples(given))
     embeddings: dict[int, Tensor] = {}
     for rows, z in images.embedded(
-        model, "", unreadable, skip=lambda _, content_hash: content_hash not in wanted
+        model, "", skip=lambda _, content_hash: content_hash not in wanted
     ):
         hashes = images.files.hashes(rows).tolist()
         embeddings.update(zip(hashes, z, strict=True))
     hashes = images.files.hash_of
     is_other_image = (hashes >= 0) & ~np.isin(hashes, list(wanted))
-    return embeddings, int(is_other_image.sum())
+    return embeddings, int(is_other_image.sum()), images.unreadable
 
 
 def _samples(given: Any) -> SampleTable:

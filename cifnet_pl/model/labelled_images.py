@@ -47,11 +47,13 @@ class LabelledImages:
         files: the images, or rows of embeddings; labels are positions in ``class_names``.
         looks: (n,) hash, time and thumbnail of each image once it was embedded with them; None
             where they are not known.
+        unreadable: those of the images that could not be decoded when they were embedded.
     """
 
     class_names: list[str]
     files: SampleTable
     looks: list[Look | None] = field(default_factory=list)
+    unreadable: list[Unreadable] = field(default_factory=list)
 
     @classmethod
     def find(
@@ -104,16 +106,12 @@ class LabelledImages:
         return LabelledImages(names, files)
 
     def all_embedded(
-        self,
-        model: Classifier,
-        title: str,
-        unreadable: list[Unreadable],
-        **options: Any,
+        self, model: Classifier, title: str, **options: Any
     ) -> tuple[np.ndarray, np.ndarray]:
         """Embed all images that can be read.
 
         Args:
-            model, title, unreadable, options: as for :meth:`embedded`.
+            model, title, options: as for :meth:`embedded`.
 
         Returns:
             (n, d) float32 embeddings, and (n,) bool which images could be read.
@@ -121,7 +119,7 @@ class LabelledImages:
         count = len(self.files)
         z = np.empty((count, model.head.in_features), np.float32)
         readable = np.zeros(count, dtype=bool)
-        for rows, batch_z in self.embedded(model, title, unreadable, **options):
+        for rows, batch_z in self.embedded(model, title, **options):
             z[rows] = batch_z.cpu().numpy()
             readable[rows] = True
         return z, readable
@@ -130,7 +128,6 @@ class LabelledImages:
         self,
         model: Classifier,
         title: str,
-        unreadable: list[Unreadable],
         progress: bool = False,
         look: Callable[[EncodedImage], Look] = EncodedImage.identify,
         skip: Callable[[int, int], bool] | None = None,
@@ -140,7 +137,6 @@ class LabelledImages:
         Args:
             model: its backbone embeds.
             title: of the progress bar.
-            unreadable: images that cannot be decoded are appended.
             progress: whether to draw a bar on a terminal.
             look: what else is read of each image, which is then in ``looks``.
             skip: whether the image of a row and hash is left out.
@@ -158,6 +154,7 @@ class LabelledImages:
         if progress:
             files = counted(files, title, count)
         self.looks.clear()
+        self.unreadable.clear()
         for batch in decode_images(
             files,
             model.image_size,
@@ -180,7 +177,7 @@ class LabelledImages:
                     file = image
                     if not isinstance(image, Path):
                         file = Path(image_location(image))
-                    unreadable.append(Unreadable(file, reason))
+                    self.unreadable.append(Unreadable(file, reason))
             z = model.embed(batch.images, batch.location)
             yield np.array(readable, dtype=np.int64), z
 
@@ -271,7 +268,7 @@ def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[
 
 def duplicates_among(
     model: Classifier, images: LabelledImages, treatment: Duplicates
-) -> tuple[list[int], list[str]]:
+) -> tuple[np.ndarray, list[str]]:
     """Find images that a model has learned, that occur twice, or that lie in two classes.
 
     Args:
@@ -280,18 +277,20 @@ def duplicates_among(
         treatment: "leave_out" if they are left out, "keep" if they are only reported.
 
     Returns:
-        Their positions, and sentences for the user. Images in two classes are learned as neither,
-        as it is not known which label is wrong; one that was learned in another class before stays
-        there.
+        (n,) bool, which images are not left out, and sentences for the user. Images in two classes
+        are learned as neither, as it is not known which label is wrong; one that was learned in
+        another class before stays there.
 
     Raises:
         DataError: no image is left.
     """
     repeats, in_two_classes = find_repeats(model, images)
     repeated = sorted([*repeats.learned, *repeats.twice])
-    rows = [*repeated, *in_two_classes]
     ambiguous = list(in_two_classes.values())
-    if treatment == "leave_out" and len(rows) == len(images.files):
+    taken = np.ones(len(images.files), dtype=bool)
+    if treatment == "leave_out":
+        taken[[*repeated, *in_two_classes]] = False
+    if not taken.any():
         reason = "every image is learned already"
         if ambiguous:
             reason += (
@@ -304,4 +303,4 @@ def duplicates_among(
         image_duplicates.conflicting_labels_message(ambiguous, treatment),
         image_duplicates.duplicates_message(names, treatment),
     ]
-    return rows, [text for text in messages if text]
+    return taken, [text for text in messages if text]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,8 +52,8 @@ class Extension:
     seconds: float
     unreadable: list[Unreadable]
     warnings: list[str]
-    old_before: Evaluation
-    old_after: Evaluation
+    old_before: Evaluation = field(default_factory=Evaluation)
+    old_after: Evaluation = field(default_factory=Evaluation)
 
 
 def extend(
@@ -115,11 +115,10 @@ def extend(
     after = []
     if check_images is not None:
         target = targets(old, check_images)
-        for rows, z in check_images.embedded(
-            old, "checking", result.unreadable, progress
-        ):
+        for rows, z in check_images.embedded(old, "checking", progress):
             before.append(judge(old.head.probabilities(z), target[rows]))
             after.append(judge(model.head.probabilities(z), target[rows]))
+        result.unreadable.extend(check_images.unreadable)
     warnings += result.warnings
     result = replace(
         result,
@@ -165,7 +164,6 @@ def learn(
         DataError: a class of which no image can be read, or no image is new.
     """
     start = time.perf_counter()
-    unreadable: list[Unreadable] = []
     known: dict[int, set[int]] = {}
     if duplicates == "leave_out":
         known = classes_of_hashes(old, images.class_names)
@@ -173,13 +171,8 @@ def learn(
     def is_learned(row: int, content_hash: int) -> bool:
         return int(images.files.labels[row]) in known.get(content_hash, ())
 
-    z, kept = images.all_embedded(
-        old, "learning", unreadable, progress=progress, skip=is_learned
-    )
-    rows, messages = duplicates_among(old, images, duplicates)
-    new = np.ones(len(images.files), dtype=bool)
-    if duplicates == "leave_out":
-        new[rows] = False
+    z, kept = images.all_embedded(old, "learning", progress=progress, skip=is_learned)
+    new, messages = duplicates_among(old, images, duplicates)
     taken = new & kept
     labels = images.files.labels
     unread = np.setdiff1d(labels[new], labels[taken])
@@ -194,19 +187,15 @@ def learn(
     every_row = np.arange(len(learned.files))
     columns = (z[taken], learned.files.labels, learned.files.hashes(every_row))
     model.learn_embeddings(names, ungrouped(*map(torch.from_numpy, columns)))
-    before = old.counts
-    counts = model.counts
+    counts = np.bincount(learned.files.labels).tolist()
     left_out = evaluate_left_out(model)
     positions = [model.class_names.index(name) for name in names]
     is_new = left_out.samples["target"].isin(positions)
-    nothing = Evaluation([], table_of([]))
     return Extension(
         model=model,
-        learned={name: counts[name] - before.get(name, 0) for name in names},
+        learned=dict(zip(names, counts, strict=True)),
         score=replace(left_out, samples=left_out.samples[is_new]),
         seconds=time.perf_counter() - start,
-        unreadable=unreadable,
+        unreadable=images.unreadable,
         warnings=messages,
-        old_before=nothing,
-        old_after=nothing,
     )

@@ -18,11 +18,11 @@ from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
 from cifnet_pl.model.calibration import COVERAGE, MIN_NEW_IMAGES, UNKNOWN_SHARE
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluation import Evaluation, judge, table_of, targets
-from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
+from cifnet_pl.model.labelled_images import LabelledImages
 
 
 def new_samples(
-    model: Classifier, images: LabelledImages, unreadable: list[Unreadable]
+    model: Classifier, images: LabelledImages
 ) -> tuple[BufferSamples, Tensor, int]:
     """Embed labelled images that a model has not learned, one of each content.
 
@@ -31,7 +31,6 @@ def new_samples(
     Args:
         model: its backbone embeds.
         images: of classes that it knows.
-        unreadable: images that cannot be decoded are appended.
 
     Returns:
         n images, with their labels and content hashes; their (n,) bool fold of the
@@ -39,7 +38,7 @@ def new_samples(
         images that are left out because the model has learned them.
     """
     embeddings, readable = images.all_embedded(
-        model, "evaluating", unreadable, progress=True, look=EncodedImage.look
+        model, "evaluating", progress=True, look=EncodedImage.look
     )
     rows = np.flatnonzero(readable)
     hashes, first = np.unique(images.files.hashes(rows), return_index=True)
@@ -103,20 +102,17 @@ class Recalibration:
     after: Evaluation | None
 
 
-def recalibrate(
-    model: Classifier, images: LabelledImages, unreadable: list[Unreadable]
-) -> Recalibration:
+def recalibrate(model: Classifier, images: LabelledImages) -> Recalibration:
     """Calibrate a model by labelled images that it has not learned, and cross-validate the result.
 
     Args:
         model: a learned model; it is not changed.
         images: of classes that it knows.
-        unreadable: images that cannot be decoded are appended.
 
     Raises:
         UsageError: too few images that the model has not learned.
     """
-    samples, in_fold, learned = new_samples(model, images, unreadable)
+    samples, in_fold, learned = new_samples(model, images)
     recalibrated = model.recalibrated(*samples[:3])
     names = model.class_names
     before = Evaluation(names, table_of([evaluated(model, samples)]))

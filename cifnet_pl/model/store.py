@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from cifnet_pl.backbones import Backbone
 from cifnet_pl.backbones.weight_files import load_tensors
 from cifnet_pl.model.assembly import assemble
 from cifnet_pl.model.bundle import (
-    CONFIG,
     StoredModel,
     StoredRecord,
     check_format,
@@ -61,31 +59,14 @@ def load(
         location = fetch(str(path), download)
     else:
         location = expanded(path)
-    model = assemble(read_model(location), download, engine, trust)
-    return model.to(chosen_device(device))
-
-
-def read_model(location: Path) -> StoredModel:
-    """Read what a bundle, a zipped one, a run's folder or a checkpoint file holds of a model.
-
-    Raises:
-        CheckpointError: there is none, or the file is damaged or of another version.
-    """
     if is_bundle(location):
-        return read_bundle(location)
-    if _is_zipped_bundle(location):
-        with (
-            explained(CheckpointError, f"cannot unpack {location}"),
-            tempfile.TemporaryDirectory() as folder,
-            zipfile.ZipFile(location) as archive,
-        ):
-            archive.extractall(folder)
-            return read_bundle(Path(folder))
-    checkpoint = checkpoint_of(location)
-    complete = checkpoint.absolute().parent.parent / COMPLETE
-    if location.is_dir() and is_bundle(complete):
-        return read_bundle(complete)
-    return _model_of_run(checkpoint)
+        stored = read_bundle(location)
+    elif _is_zipped_bundle(location):
+        stored = read_bundle(zipfile.Path(location))
+    else:
+        stored = _read_run(location)
+    model = assemble(stored, download, engine, trust)
+    return model.to(chosen_device(device))
 
 
 # ---------------------------------------------------------------------- bundles
@@ -110,8 +91,7 @@ def load_bundle(
 def _is_zipped_bundle(path: Path) -> bool:
     """Return whether a file is a zipped bundle, as the page sends it, and not a checkpoint."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return CONFIG in archive.namelist()
+        return is_bundle(zipfile.Path(path))
     # No archive, or a damaged one: the error comes when it is read as a checkpoint.
     except Exception:
         return False
@@ -179,19 +159,24 @@ class CheckpointRecord(StoredRecord):
     model: Any = None
 
 
-def _model_of_run(path: Path) -> StoredModel:
-    content = read_checkpoint(path)
-    where = str(path)
+def _read_run(path: Path) -> StoredModel:
+    """Read what a run's folder or one of its checkpoint files holds of a model."""
+    checkpoint = checkpoint_of(path)
+    complete = checkpoint.absolute().parent.parent / COMPLETE
+    if path.is_dir() and is_bundle(complete):
+        return read_bundle(complete)
+    content = read_checkpoint(checkpoint)
+    where = str(checkpoint)
     state = content["cifnet"]
     if isinstance(state, dict):
         check_format(state.get("format"), where)
     run = parse(CheckpointRecord, state, where)
     if run.model is None:
         raise CheckpointError(
-            f"{path} is of a trained method: finish the run, and give its folder"
+            f"{where} is of a trained method: finish the run, and give its folder"
         )
     if run.under_way:
         raise CheckpointError(
-            f"{path} was saved in the middle of a task: finish the run with --ckpt_path last first"
+            f"{where} was saved in the middle of a task: finish the run with --ckpt_path last first"
         )
     return StoredModel(where, run.model, content["state_dict"])

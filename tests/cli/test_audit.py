@@ -43,7 +43,7 @@ def source_of(made: Path) -> Source:
 
 def embedded(made: Path) -> EmbeddedImages:
     model = cifnet_pl.load(made / "m")
-    return embeddings_of(model, source_of(made), made / "cache", [])
+    return embeddings_of(model, source_of(made), made / "cache")
 
 
 def test_the_page_and_its_tables(made: Path, capsys: pytest.CaptureFixture[str]):

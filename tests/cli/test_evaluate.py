@@ -144,7 +144,7 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     assert new.history[-1].parents == [old.identity]
     assert len(new.calibration.y) == 120
     images = LabelledImages.find(shifted / "new", "--images").of_classes(set(CLASSES))
-    samples, _, _ = new_samples(old, images, [])
+    samples, _, _ = new_samples(old, images)
     before = Evaluation(old.class_names, table_of([evaluated(old, samples)]))
     lines = [line for line in said.splitlines() if line.startswith("│")]
     table = [re.findall(r"│ +([\d.]+) (?=│)", line) for line in lines]

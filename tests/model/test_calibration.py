@@ -468,15 +468,13 @@ def test_verdicts_follow_every_change() -> None:
 
 
 def test_requirements() -> None:
+    novelty = torch.zeros(2)
     for model in (models.empty("ridge"), models.learned("ridge")):
         with pytest.raises(UsageError, match=r"no calibration samples.*--model.buffer"):
             model.open_set_predictor(0.05)
-        novelty = torch.zeros(
-            2
-        )  # of a run: it is measured, but nothing is promised of it
-        assert (
-            model.open_set_predictor().judge(novelty[:, None], novelty, novelty) == {}
-        )
+        # Of a run: it is measured, but nothing is promised of it.
+        nothing = model.open_set_predictor()
+        assert nothing.judge(novelty[:, None], novelty, novelty) == {}
     with pytest.raises(UsageError, match="unknown is 5, expected a share between"):
         calibrated().classify([], unknown=5)
     with pytest.raises(UsageError, match="coverage is 1, expected a share"):
