@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.streams import Domains
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.utilities.errors import DataError
@@ -65,6 +67,20 @@ def test_names_of_all_kinds_are_learned_and_predicted(tmp_path, capsys, caplog):
         assert r"/K\udce4tzchen/bad \udce9.png: no image of a known format" in said
         (table,) = logs.glob("default/version_*/duplicates.csv")
         assert b"K\xe4tzchen/1.png,K\xe4tzchen/copy \xe9.png" in table.read_bytes()
+
+
+def test_domains_whose_names_are_not_utf_8(tmp_path):
+    try:
+        fill(tmp_path / LATIN / LATIN, COLOURS["blue"], 3)
+    except OSError:  # this file system takes no such names: nobody can have them here
+        pytest.skip("names here are UTF-8")
+    fill(tmp_path / LATIN / "red", COLOURS["red"], 3)
+    fill(tmp_path / "day" / "red", COLOURS["red"], 3)
+    for order in ([LATIN, "day"], None):
+        data = CIFNetDataModule("domains", root=str(tmp_path), stream=Domains(order))
+        assert data.evaluated.categories.tolist() == (order or sorted([LATIN, "day"]))
+        assert sorted(data.plan.classes) == sorted(["red", LATIN])
+        assert len(data.source.test) == 3
 
 
 def test_an_unreadable_image_is_named_or_left_out(tmp_path, caplog):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -328,18 +329,18 @@ def domains(options: SourceOptions) -> SampleTable:
         DataError: no such folders, or one without an image.
     """
     root = required_root(options, WHAT_DOMAINS)
-    domain_folders = class_folders(root)
-    homes = {home.name: home for homes in domain_folders.values() for home in homes}
-    samples = class_samples(root, homes)
-    names = samples.table["split"].map(class_name)
+    homes = chain.from_iterable(class_folders(root).values())
+    samples = class_samples(root, {home.name: home for home in homes})
+    names = [class_name(name) for name in samples.table["split"]]
+    codes, present = pd.factorize(np.array(names, dtype=object), sort=True)
+    # No type is inferred: names may hold bytes that are not UTF-8.
+    order = pd.Index(present, dtype=object)
     table = samples.table.assign(
         name=samples.table["path"],
-        domain=pd.Categorical(names, list(domain_folders), ordered=True),
+        domain=pd.Categorical.from_codes(codes, order, ordered=True),
     )
     whole = replace(samples, table=table.drop(columns=["path", "split"]))
-    held = held_out_rows(
-        whole, options.val_fraction, options.split_seed, by=["label", "domain"]
-    )
+    held = held_out_rows(whole, options.val_fraction, options.split_seed)
     return whole.with_columns(split=np.where(held, "test", "train"))
 
 
