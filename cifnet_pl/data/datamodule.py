@@ -517,7 +517,7 @@ class CIFNetDataModule(LightningDataModule):
             DataError: an image is unreadable, and ``on_corrupt`` is "error"; names all unreadable
                 ones, with several processes those of the batch.
         """
-        if isinstance(batch, ImageBatch) and batch.unreadable:
+        if batch.unreadable:
             if self.on_corrupt == "error":
                 places = list(batch.unreadable)
                 # Other processes would wait while one decodes all images.

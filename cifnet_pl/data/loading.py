@@ -45,6 +45,7 @@ class EmbeddingBatch(NamedTuple):
     label: Tensor  # (n,) int64
     key: Tensor  # (n,) int64, content hash; of samples that are not learned 0
     row: Tensor  # (n,) int64
+    unreadable: tuple[str, ...] = ()
 
 
 Batch = ImageBatch | EmbeddingBatch
@@ -127,17 +128,12 @@ class ImageLoader:
         """
         rows_of_batches = [batch.tolist() for batch in batches]
         for batch in self.reader.read(rows_of_batches):
-            readable = []
-            hashes = []
+            readable = batch.readable
+            hashes = [look.hash for look in batch.looks if look is not None]
             unreadable = []
-            for row, look, reason in zip(
-                batch.files, batch.looks, batch.unreadable, strict=True
-            ):
-                if look is None:
+            for row, reason in zip(batch.files, batch.unreadable, strict=True):
+                if reason is not None:
                     unreadable.append(f"{self.images.place(row)}: {reason}")
-                else:
-                    readable.append(row)
-                    hashes.append(look.hash)
             rows = torch.tensor(readable, dtype=torch.int64)
             labels = torch.from_numpy(self.images.labels[readable])
             keys = torch.tensor(hashes, dtype=torch.int64)
@@ -273,7 +269,7 @@ class Batches:
         store = None if samples.are_images else samples
         plan = [PlannedBatch(rows, store) for rows in pieces(self.rows, self.size)]
         for batch in StoredLoader(plan, self.loader, learned=True):
-            if isinstance(batch, ImageBatch) and batch.unreadable and not self.skip:
+            if batch.unreadable and not self.skip:
                 raise unreadable_images(batch.unreadable)
             if len(batch.row):
                 yield batch._replace(label=self.labels[batch.label])

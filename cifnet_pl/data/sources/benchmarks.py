@@ -224,10 +224,9 @@ def tinyimagenet(options: SourceOptions) -> SampleTable:
         listed = pd.read_csv(
             root / annotations, sep="\t", header=None, dtype=str, keep_default_na=False
         )
-    val = pd.DataFrame({"name": listed[0], "label": listed[1], "split": "val"})
+    val = pd.DataFrame({"name": listed[0], "label": listed[1]})
     val["path"] = "val/images/" + val["name"]
-    table = pd.concat([train.table, val], ignore_index=True)
-    return replace(train, table=table.drop(columns="position"), hash_of=np.zeros(0))
+    return joined([train, SampleTable(val, root=root)], ["train", "val"])
 
 
 def _inner_folder(
