@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -113,11 +112,17 @@ class ImageLoader:
     ):
         self.images = images
         self.size = size
-        self.crop_ratio = crop_ratio
         self.device = device
         if workers is None:
             workers = decoding_cores(processes)
-        read = partial(_read_row, images, size, crop_ratio)
+
+        def read(row: int) -> ReadImage:
+            try:
+                image = images.image(row)
+                return ReadImage(image.square(size, crop_ratio), Look(image.hash))
+            except UnreadableImage as error:
+                return ReadImage(None, reason=str(error))
+
         self.reader = BatchReader(read, size, workers, device)
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
@@ -144,15 +149,6 @@ class ImageLoader:
         every_row = np.arange(len(self.images))
         batches = self.decode(pieces(every_row, decoding_batch_size(self.size)))
         return list(chain.from_iterable(batch.unreadable for batch in batches))
-
-
-def _read_row(images: SampleTable, size: int, crop_ratio: float, row: int) -> ReadImage:
-    """Decode an image; return its content hash, too, or why it cannot be read."""
-    try:
-        image = images.image(row)
-        return ReadImage(image.square(size, crop_ratio), Look(image.hash))
-    except UnreadableImage as error:
-        return ReadImage(None, reason=str(error))
 
 
 Store = EmbeddingCache | SampleTable

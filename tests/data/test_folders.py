@@ -10,14 +10,13 @@ import pytest
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.datamodule import CIFNetDataModule
-from cifnet_pl.data.samples import SourceOptions
-from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.streams import Domains
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import FAST
 from tests.command_line import rows as table_rows
+from tests.data.entrances import built
 from tests.data.tree import COLOURS, class_tree, fill, image
 from tests.lightning_runs import digits, module, trainer
 
@@ -114,7 +113,7 @@ def test_images_to_learn_and_to_test_with_are_told_apart(tmp_path, held, packed)
         "note: images beside the class folders are passed over, the first is"
         f" {root}/train/a.png: move each into"
     )
-    source = build_source("folder", SourceOptions(root))
+    source = built("folder", root)
     assert (len(source.train), len(source.test)) == (12, 6)
     assert source.notes[0].startswith(strays)
     learned = LabelledImages.find(root, "--images")
@@ -142,7 +141,7 @@ def test_refused_in_one_sentence(files, sentence, tmp_path):
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).touch()
     with pytest.raises(DataError) as caught:
-        build_source("folder", SourceOptions(root))
+        built("folder", root)
     assert str(caught.value).startswith(sentence.format(root=root))
     assert "\n" not in str(caught.value)
 
@@ -156,7 +155,7 @@ def test_own_images_stay_with_their_class_whatever_links_say(tmp_path: Path) -> 
     (root / "blue" / "up").symlink_to(root)  # a loop through all classes
     (root / "green" / "sub").mkdir()
     (root / "green" / "sub" / "back").symlink_to("..")
-    source = build_source("folder", SourceOptions(root))
+    source = built("folder", root)
     assert source.class_names == ["amber", "blue", "green", "red"]
     names = [*source.train.names, *source.test.names]
     counts = Counter(name.split("/")[0] for name in names)
@@ -168,13 +167,13 @@ def test_an_empty_folder_is_no_class(tmp_path: Path) -> None:
     root = class_tree(tmp_path, 3)
     (root / "amber").mkdir()
     (root / "copy").symlink_to(root)
-    source = build_source("folder", SourceOptions(root))
+    source = built("folder", root)
     assert source.class_names == ["blue", "green", "red"]
     empty = f"{root}/amber, {root}/copy"
     assert source.notes == (f"note: class folders without images left out: {empty}",)
     (root / "gone").symlink_to(root / "nowhere")
     with pytest.raises(DataError, match=r"the link .*gone leads nowhere: repair or"):
-        build_source("folder", SourceOptions(root))
+        built("folder", root)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["folders", "archives"])
@@ -185,7 +184,7 @@ def test_folders_and_archives_with_a_split_in_their_names(packed, tmp_path):
         if packed:
             shutil.make_archive(str(root / name), "zip", root / name)
             shutil.rmtree(root / name)
-    source = build_source("folder", SourceOptions(root))
+    source = built("folder", root)
     assert (len(source.class_names), len(source.train), len(source.test)) == (3, 9, 9)
 
 
@@ -195,5 +194,5 @@ def test_folders_and_archives_with_a_split_in_their_names(packed, tmp_path):
 def test_classes_may_have_the_name_of_a_split_in_theirs(names, tmp_path):
     for seed, name in enumerate(names):
         fill(tmp_path / name / "monday", (seed, 60, 90), 3)
-    source = build_source("folder", SourceOptions(tmp_path))
+    source = built("folder", tmp_path)
     assert source.class_names == sorted(names)
