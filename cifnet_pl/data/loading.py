@@ -112,6 +112,7 @@ class ImageLoader:
     ):
         self.images = images
         self.size = size
+        self.crop_ratio = crop_ratio
         self.device = device
         if workers is None:
             workers = decoding_cores(processes)
