@@ -63,9 +63,7 @@ class ArrayFile:
         Raises:
             DataError: there is none; names those that exist.
         """
-        column = name
-        if name not in self.columns:
-            column = ALIASES.get(name, name)
+        column = name if name in self.columns else ALIASES.get(name, name)
         if column not in self.columns:
             where = shown_path(self.path)
             raise lacking(where, f"'{printable(name)}'", self.columns)
