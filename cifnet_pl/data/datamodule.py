@@ -282,7 +282,7 @@ class CIFNetDataModule(LightningDataModule):
         train = ImageLoader(source.train, size, 1.0, self.num_workers)
         test = ImageLoader(source.test, size, 1.0, self.num_workers)
         skip = self.on_corrupt == "skip"
-        options = (self._labels(plan.classes), self.batch_size, skip)
+        options = (self.labels(plan.classes), self.batch_size, skip)
         before = 0
         for number in range(len(plan.tasks)):
             samples = self.task(number)
@@ -517,7 +517,7 @@ class CIFNetDataModule(LightningDataModule):
             DataError: an image is unreadable, and ``on_corrupt`` is "error"; names all unreadable
                 ones, with several processes those of the batch.
         """
-        if isinstance(batch, ImageBatch) and batch.unreadable:
+        if batch.unreadable:
             if self.on_corrupt == "error":
                 places = list(batch.unreadable)
                 # Other processes would wait while one decodes all images.
@@ -526,14 +526,14 @@ class CIFNetDataModule(LightningDataModule):
                         places += loader.unreadable()
                 raise unreadable_images(places)
             self.skipped += batch.unreadable
-        labels = self._labels(chain.from_iterable(self.learner.learned_tasks))
+        labels = self.labels(chain.from_iterable(self.learner.learned_tasks))
         non_blocking = device.type == "cuda"
         samples = batch[0].to(device, non_blocking=non_blocking)
         place = float64_device(device)
         label = labels[batch.label].to(place, non_blocking=non_blocking)
         return type(batch)(samples, label, *batch[2:])
 
-    def _labels(self, learned: Iterable[str]) -> Tensor:
+    def labels(self, learned: Iterable[str]) -> Tensor:
         """Return the learner's label of each class of the source; -1 for those not learned."""
         label_of = {name: label for label, name in enumerate(learned)}
         return torch.tensor(

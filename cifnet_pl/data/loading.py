@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -45,6 +44,7 @@ class EmbeddingBatch(NamedTuple):
     label: Tensor  # (n,) int64
     key: Tensor  # (n,) int64, content hash; of samples that are not learned 0
     row: Tensor  # (n,) int64
+    unreadable: tuple[str, ...] = ()
 
 
 Batch = ImageBatch | EmbeddingBatch
@@ -116,7 +116,14 @@ class ImageLoader:
         self.device = device
         if workers is None:
             workers = decoding_cores(processes)
-        read = partial(_read_row, images, size, crop_ratio)
+
+        def read(row: int) -> ReadImage:
+            try:
+                image = images.image(row)
+                return ReadImage(image.square(size, crop_ratio), Look(image.hash))
+            except UnreadableImage as error:
+                return ReadImage(None, reason=str(error))
+
         self.reader = BatchReader(read, size, workers, device)
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
@@ -127,17 +134,12 @@ class ImageLoader:
         """
         rows_of_batches = [batch.tolist() for batch in batches]
         for batch in self.reader.read(rows_of_batches):
-            readable = []
-            hashes = []
+            readable = batch.readable
+            hashes = [look.hash for look in batch.looks if look is not None]
             unreadable = []
-            for row, look, reason in zip(
-                batch.files, batch.looks, batch.unreadable, strict=True
-            ):
-                if look is None:
+            for row, reason in zip(batch.files, batch.unreadable, strict=True):
+                if reason is not None:
                     unreadable.append(f"{self.images.place(row)}: {reason}")
-                else:
-                    readable.append(row)
-                    hashes.append(look.hash)
             rows = torch.tensor(readable, dtype=torch.int64)
             labels = torch.from_numpy(self.images.labels[readable])
             keys = torch.tensor(hashes, dtype=torch.int64)
@@ -148,15 +150,6 @@ class ImageLoader:
         every_row = np.arange(len(self.images))
         batches = self.decode(pieces(every_row, decoding_batch_size(self.size)))
         return list(chain.from_iterable(batch.unreadable for batch in batches))
-
-
-def _read_row(images: SampleTable, size: int, crop_ratio: float, row: int) -> ReadImage:
-    """Decode an image; return its content hash, too, or why it cannot be read."""
-    try:
-        image = images.image(row)
-        return ReadImage(image.square(size, crop_ratio), Look(image.hash))
-    except UnreadableImage as error:
-        return ReadImage(None, reason=str(error))
 
 
 Store = EmbeddingCache | SampleTable
@@ -273,7 +266,7 @@ class Batches:
         store = None if samples.are_images else samples
         plan = [PlannedBatch(rows, store) for rows in pieces(self.rows, self.size)]
         for batch in StoredLoader(plan, self.loader, learned=True):
-            if isinstance(batch, ImageBatch) and batch.unreadable and not self.skip:
+            if batch.unreadable and not self.skip:
                 raise unreadable_images(batch.unreadable)
             if len(batch.row):
                 yield batch._replace(label=self.labels[batch.label])

@@ -159,12 +159,6 @@ class SampleTable:
 
     # ------------------------------------------------------------------ embeddings
 
-    @property
-    def features(self) -> int:
-        """Width d of embeddings."""
-        assert self.embeddings is not None
-        return int(self.embeddings.shape[1])
-
     def known(self, rows: np.ndarray) -> np.ndarray:
         """Return (n,) bool: of which rows there is an embedding."""
         return np.full(len(rows), not self.are_images)

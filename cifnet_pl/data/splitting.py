@@ -156,10 +156,9 @@ def tuning_source(source: Source, fraction: float, seed: int) -> Source:
         fraction: share of each class's training samples; none of a single one.
         seed: seed of the split.
     """
-    by = [column for column in ("label", "domain") if column in source.train.table]
     # A seed of its own: the same one would choose the samples that a source holds out from those
     # that it left.
-    held = held_out_rows(source.train, fraction, seed + 1, by)
+    held = held_out_rows(source.train, fraction, seed + 1)
     train = source.train.subset(np.flatnonzero(~held))
     test = source.train.subset(np.flatnonzero(held))
     return Source(source.class_names, train, test)
@@ -168,22 +167,26 @@ def tuning_source(source: Source, fraction: float, seed: int) -> Source:
 # ---------------------------------------------------------------------- one by one
 
 
-def held_out_rows(
-    samples: SampleTable, fraction: float, seed: int, by: list[str]
-) -> np.ndarray:
-    """Choose a share of the samples of each class by a seeded hash of their names.
+def held_out_rows(samples: SampleTable, fraction: float, seed: int) -> np.ndarray:
+    """Choose a share of the samples of each class and domain by a seeded hash of their names.
 
     Args:
         samples: all samples.
         fraction: share to choose.
         seed: seed of the choice.
-        by: columns; of samples that are equal in all of them the same share is chosen.
 
     Returns:
         (n,) bool.
     """
+    table = samples.table
+    # By numbers: names may hold bytes that are not UTF-8.
+    keys = []
+    for column in ("label", "domain"):
+        if column in table:
+            codes, _ = pd.factorize(table[column].to_numpy())
+            keys.append(codes)
     chosen = np.zeros(len(samples), dtype=bool)
-    for rows in samples.table.groupby(by, observed=True).indices.values():
+    for rows in table.groupby(keys).indices.values():
         chosen[rows] = held_out(samples.names_of(rows), fraction, seed)
     return chosen
 

@@ -403,7 +403,7 @@ class Domains(Stream):
             return domains
         present = list(domains.categories)
         order = order_classes(present, self.order, "the order of domains")
-        return domains.set_categories(order)
+        return domains.set_categories(pd.Index(order, dtype=object))
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
         """Return the rows of the training samples of each task."""

@@ -14,7 +14,6 @@ from itertools import chain
 from typing import Any, cast
 
 import numpy as np
-import pandas as pd
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from pydantic import ValidationError
@@ -398,9 +397,8 @@ class IterativeModule(TaskModule):
 
     def labels_of(self, rows: np.ndarray) -> Tensor:
         """Return (n,) int64 labels of the training images at positions (n,)."""
-        source = self.data.source
-        labels_of_classes = pd.Index(self.class_names).get_indexer(source.class_names)
-        return torch.from_numpy(labels_of_classes[source.train.labels[rows]])
+        labels = self.data.labels(self.class_names)
+        return labels[self.data.source.train.labels[rows]]
 
     @contextmanager
     def seeded(self, *purpose: int) -> Iterator[None]:

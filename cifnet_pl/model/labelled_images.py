@@ -206,9 +206,10 @@ def samples_of(
         table = open_table(Path(given)).samples()
     names, samples = labelled(table)
     width = model.head.in_features
-    if not samples.are_images and samples.features != width:
+    z = samples.embeddings
+    if z is not None and z.shape[1] != width:
         raise DataError(
-            f"{samples.where}: embeddings of width {samples.features}, expected the model's {width}"
+            f"{samples.where}: embeddings of width {z.shape[1]}, expected the model's {width}"
         )
     return LabelledImages(names, samples)
 

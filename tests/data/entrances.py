@@ -20,6 +20,11 @@ from cifnet_pl.data.samples import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 
 
+def built(source: Any, root: Path | None = None, **options: Any) -> Source:
+    """Build a source with some options."""
+    return build_source(source, SourceOptions(root, **options))
+
+
 class Sample(NamedTuple):
     """An image, its label, and the split that the data call it."""
 
@@ -86,8 +91,8 @@ class Entrance:
     def open(self, root: Any) -> Source:
         """Build the source of what was laid out."""
         if self.source == "":
-            return build_source(root, SourceOptions())
-        return build_source(self.source, SourceOptions(root))
+            return built(root)
+        return built(self.source, root)
 
 
 def class_folders(

@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from cifnet_pl.data.samples import Source, SourceOptions
-from cifnet_pl.data.sources import build_source
-from tests.data.entrances import add_file, png
+from cifnet_pl.data.samples import Source
+from tests.data.entrances import add_file, built, png
 from tests.data.tree import COLOURS, class_tree, fill
 
 
@@ -37,7 +36,7 @@ class Case:
         """Build the source over what was laid out."""
         if self.file is not None:
             (root,) = root.glob(f"{self.file}*")
-        return build_source(self.source, SourceOptions(root))
+        return built(self.source, root)
 
 
 def nothing(root: Path) -> None:

@@ -10,15 +10,15 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from cifnet_pl.data.samples import Source, SourceOptions
-from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.samples import Source
 from cifnet_pl.data.sources.benchmarks import set_names
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
+from tests.data.entrances import built
 from tests.data.layouts import cifar100_parquet
 
 
 def build(source: str, root: Path | None, **own: Any) -> Source:
-    return build_source(source, SourceOptions(root, own=own))
+    return built(source, root, own=own)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,12 @@ import pytest
 
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.duplicates import find_duplicates
-from cifnet_pl.data.samples import SourceOptions
-from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.images.image import EncodedImage
 from cifnet_pl.learning.callbacks import DuplicatesReport
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import make_images
+from tests.data.entrances import built
 from tests.lightning_runs import digits, module, trainer
 
 NAMES = ["ant", "bee", "cow", "dog"]
@@ -79,7 +78,7 @@ def test_duplicates_are_named_and_left_out(repeated, tmp_path, caplog):
 
 
 def test_what_is_left_out_does_not_depend_on_where_a_run_stops(repeated: Path) -> None:
-    source = build_source("folder", SourceOptions(repeated))
+    source = built("folder", repeated)
     for max_tasks in (1, 2):
         data = CIFNetDataModule(source, classes_per_task=2, max_tasks=max_tasks)
         found = find_duplicates(source, data.plan.rows)
@@ -96,7 +95,7 @@ def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
     """A duplicate in a later task is the one that is left out."""
     root = make_images(tmp_path / "images", ["ant"], 6)
     shutil.copy(root / "ant" / "5.png", root / "ant" / "0 copy.png")
-    source = build_source("folder", SourceOptions(root, val_fraction=0.0))
+    source = built("folder", root, val_fraction=0.0)
     names = list(source.train.names)
     copy = names.index("ant/0 copy.png")
     first = names.index("ant/5.png")

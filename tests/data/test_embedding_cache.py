@@ -13,9 +13,9 @@ import torch
 from cifnet_pl import CIFNetModule
 from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.data.embedding_cache import EmbeddingCache, pipeline_folder
-from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
-from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.samples import SampleTable, Source
 from tests.command_line import make_images
+from tests.data.entrances import built
 from tests.lightning_runs import digits, module, trainer
 from tests.models import tensors_equal
 
@@ -86,7 +86,7 @@ def test_a_network_whose_code_changed_is_another_cache(tmp_path, monkeypatch):
 
 def opened(root: Path, folder: Path) -> tuple[Source, EmbeddingCache]:
     """Return a source without held-out images, and a new cache of them."""
-    source = build_source("folder", SourceOptions(root, val_fraction=0.0))
+    source = built("folder", root, val_fraction=0.0)
     return source, EmbeddingCache(source.train, source.class_names, folder)
 
 

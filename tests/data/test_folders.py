@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.samples import SourceOptions
-from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.datamodule import CIFNetDataModule
+from cifnet_pl.data.streams import Domains
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import FAST
 from tests.command_line import rows as table_rows
+from tests.data.entrances import built
 from tests.data.tree import COLOURS, class_tree, fill, image
 from tests.lightning_runs import digits, module, trainer
 
@@ -67,6 +68,20 @@ def test_names_of_all_kinds_are_learned_and_predicted(tmp_path, capsys, caplog):
         assert b"K\xe4tzchen/1.png,K\xe4tzchen/copy \xe9.png" in table.read_bytes()
 
 
+def test_domains_whose_names_are_not_utf_8(tmp_path):
+    try:
+        fill(tmp_path / LATIN / LATIN, COLOURS["blue"], 3)
+    except OSError:  # this file system takes no such names: nobody can have them here
+        pytest.skip("names here are UTF-8")
+    fill(tmp_path / LATIN / "red", COLOURS["red"], 3)
+    fill(tmp_path / "day" / "red", COLOURS["red"], 3)
+    for order in ([LATIN, "day"], None):
+        data = CIFNetDataModule("domains", root=str(tmp_path), stream=Domains(order))
+        assert data.evaluated.categories.tolist() == (order or sorted([LATIN, "day"]))
+        assert sorted(data.plan.classes) == sorted(["red", LATIN])
+        assert len(data.source.test) == 3
+
+
 def test_an_unreadable_image_is_named_or_left_out(tmp_path, caplog):
     root = class_tree(tmp_path / "images")
     for file in ("blue/a\nb.jpg", "red/c.jpg"):
@@ -98,7 +113,7 @@ def test_images_to_learn_and_to_test_with_are_told_apart(tmp_path, held, packed)
         "note: images beside the class folders are passed over, the first is"
         f" {root}/train/a.png: move each into"
     )
-    source = build_source("folder", SourceOptions(root))
+    source = built("folder", root)
     assert (len(source.train), len(source.test)) == (12, 6)
     assert source.notes[0].startswith(strays)
     learned = LabelledImages.find(root, "--images")
@@ -126,7 +141,7 @@ def test_refused_in_one_sentence(files, sentence, tmp_path):
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).touch()
     with pytest.raises(DataError) as caught:
-        build_source("folder", SourceOptions(root))
+        built("folder", root)
     assert str(caught.value).startswith(sentence.format(root=root))
     assert "\n" not in str(caught.value)
 
@@ -140,7 +155,7 @@ def test_own_images_stay_with_their_class_whatever_links_say(tmp_path: Path) -> 
     (root / "blue" / "up").symlink_to(root)  # a loop through all classes
     (root / "green" / "sub").mkdir()
     (root / "green" / "sub" / "back").symlink_to("..")
-    source = build_source("folder", SourceOptions(root))
+    source = built("folder", root)
     assert source.class_names == ["amber", "blue", "green", "red"]
     names = [*source.train.names, *source.test.names]
     counts = Counter(name.split("/")[0] for name in names)
@@ -152,13 +167,13 @@ def test_an_empty_folder_is_no_class(tmp_path: Path) -> None:
     root = class_tree(tmp_path, 3)
     (root / "amber").mkdir()
     (root / "copy").symlink_to(root)
-    source = build_source("folder", SourceOptions(root))
+    source = built("folder", root)
     assert source.class_names == ["blue", "green", "red"]
     empty = f"{root}/amber, {root}/copy"
     assert source.notes == (f"note: class folders without images left out: {empty}",)
     (root / "gone").symlink_to(root / "nowhere")
     with pytest.raises(DataError, match=r"the link .*gone leads nowhere: repair or"):
-        build_source("folder", SourceOptions(root))
+        built("folder", root)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["folders", "archives"])
@@ -169,7 +184,7 @@ def test_folders_and_archives_with_a_split_in_their_names(packed, tmp_path):
         if packed:
             shutil.make_archive(str(root / name), "zip", root / name)
             shutil.rmtree(root / name)
-    source = build_source("folder", SourceOptions(root))
+    source = built("folder", root)
     assert (len(source.class_names), len(source.train), len(source.test)) == (3, 9, 9)
 
 
@@ -179,5 +194,5 @@ def test_folders_and_archives_with_a_split_in_their_names(packed, tmp_path):
 def test_classes_may_have_the_name_of_a_split_in_theirs(names, tmp_path):
     for seed, name in enumerate(names):
         fill(tmp_path / name / "monday", (seed, 60, 90), 3)
-    source = build_source("folder", SourceOptions(tmp_path))
+    source = built("folder", tmp_path)
     assert source.class_names == sorted(names)

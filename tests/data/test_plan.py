@@ -11,14 +11,13 @@ from sklearn.datasets import load_digits
 
 from cifnet_pl import CIFNetModule
 from cifnet_pl.data.datamodule import CIFNetDataModule
-from cifnet_pl.data.samples import SampleTable, SourceOptions
-from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.data.splitting import tuning_source
 from cifnet_pl.data.streams import class_tasks, order_classes
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.names import class_name
-from tests.data.tree import class_tree
+from tests.data.entrances import built
 from tests.lightning_runs import digits, module, trainer
 
 stored_names = st.text(min_size=1, max_size=4).map(class_name)
@@ -61,7 +60,7 @@ def test_list_sizes(classes: list[str], data: st.DataObject) -> None:
     initial, *sizes = data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=7))
     wanted = [initial, *sizes]
     if sum(wanted) > len(classes):
-        sentence = f"{sum(wanted)} classes, the data has {len(classes)}"
+        sentence = f"{sum(wanted)} classes, the data has {len(classes)}: lower"
         with pytest.raises(UsageError, match=sentence):
             class_tasks(classes, None, sizes, initial)
         return
@@ -120,7 +119,7 @@ def test_each_domain_gives_its_share() -> None:
     table = pd.DataFrame({**columns, "split": "train"})
     table.loc[40] = [0, "x", "test"]
     samples = SampleTable(table, embeddings=np.zeros((41, 1)))
-    tuned = tuning_source(build_source(samples, SourceOptions()), 0.5, 0)
+    tuned = tuning_source(built(samples), 0.5, 0)
     for part in (tuned.train, tuned.test):
         counts = part.table.groupby(["label", "domain"], observed=True).size()
         assert counts.tolist() == [5] * 4
@@ -165,12 +164,3 @@ def test_nothing_of_one_learner_reaches_the_next(tmp_path: Path, watch) -> None:
     assert other.class_names != first.class_names
     trainer(tmp_path).validate(other, datamodule=shared, verbose=False)
     assert other.evaluation.accuracy == known
-
-
-def test_few_classes_are_one_task(tmp_path: Path) -> None:
-    root = str(class_tree(tmp_path, 4))
-    for classes_per_task, sizes in ((10, [3]), (2, [2, 1])):
-        data = CIFNetDataModule(root=root, classes_per_task=classes_per_task)
-        assert [len(task) for task in data.plan.tasks] == sizes
-    with pytest.raises(UsageError, match="lower"):
-        CIFNetDataModule(root=root, classes_per_task=[4])

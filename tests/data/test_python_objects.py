@@ -10,12 +10,11 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from cifnet_pl import CalibrationBuffer, CIFNetDataModule, Classifier, build_backbone
-from cifnet_pl.data.samples import SourceOptions
-from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.streams import Blurry, Returning, TaskFree
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.images.image import square
 from cifnet_pl.utilities.errors import CifnetError, UsageError
+from tests.data.entrances import built
 from tests.data.layouts import vectors
 from tests.data.tree import class_tree
 from tests.lightning_runs import module, trainer
@@ -54,7 +53,7 @@ CASES: list[tuple[Any, tuple[str, ...], tuple[int, int]]] = [
 
 @pytest.mark.parametrize(("given", "classes", "sizes"), CASES)
 def test_images(given: Any, classes: tuple[str, ...], sizes: tuple[int, int]) -> None:
-    source = build_source(given, SourceOptions())
+    source = built(given)
     assert tuple(source.class_names) == classes
     assert (len(source.train), len(source.test)) == sizes
     for images in (source.train, source.test):
@@ -144,4 +143,4 @@ def test_images_in_a_loop_of_ones_own(tmp_path: Path) -> None:
 )
 def test_what_is_no_source(given: Any, sentence: str) -> None:
     with pytest.raises(CifnetError, match=sentence):
-        build_source(given, SourceOptions())
+        built(given)

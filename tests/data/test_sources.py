@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cifnet_pl.data.loading import ImageLoader
-from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
-from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.samples import SampleTable, Source
 from cifnet_pl.data.splitting import held_out
 from cifnet_pl.data.streams import order_classes
 from cifnet_pl.utilities.errors import CifnetError, DataError
@@ -21,6 +20,7 @@ from tests.data.entrances import (
     Entrance,
     Sample,
     add_member,
+    built,
     png,
     samples,
     split_samples,
@@ -129,7 +129,7 @@ def test_a_hub_s_set_with_fewer_rows_than_it_says_is_refused(tmp_path: Path) -> 
     about = "dataset_info:\n  splits:\n  - name: train\n    num_bytes: 1\n    num_examples: 5\n"
     (tmp_path / "README.md").write_text(f"---\n{about}---\n")
     with pytest.raises(DataError, match=r"cannot load .*num_examples=5"):
-        build_source("hf", SourceOptions(tmp_path))
+        built("hf", tmp_path)
 
 
 COMPOSED = unicodedata.normalize("NFC", "Müller-Café")
@@ -175,8 +175,8 @@ def test_lists_of_classes_as_systems_write_them(content: str, tmp_path: Path) ->
         add_member(tmp_path / "a.tar", f"{sample.seed}.cls", b"%d" % sample.label)
     names = tmp_path / "classes.txt"
     names.write_bytes(content.encode())
-    options = SourceOptions(tmp_path / "a.tar", own={"classes": str(names)})
-    assert build_source("webdataset", options).class_names == ["red", "blue"]
+    source = built("webdataset", tmp_path / "a.tar", own={"classes": str(names)})
+    assert source.class_names == ["red", "blue"]
 
 
 @pytest.mark.parametrize("label", [None, 0.5, True, b"red", ""])

@@ -11,12 +11,11 @@ from PIL import ExifTags, Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.samples import SourceOptions
-from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.splitting import held_out, held_out_together
 from cifnet_pl.images.reader import look_at_images
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import BUFFER, learned, make_images
+from tests.data.entrances import built
 from tests.images.test_duplicates import scene, shelf
 
 START = datetime(2025, 5, 3, 10, 0, 0)
@@ -34,7 +33,7 @@ def image(path: Path, taken: datetime | None = None) -> None:
 def split(
     root: Path, group: str, fraction: float = 0.25
 ) -> tuple[list[str], list[str]]:
-    source = build_source("folder", SourceOptions(root, fraction, 0, group=group))
+    source = built("folder", root, val_fraction=fraction, group=group)
     return list(source.train.names), list(source.test.names)
 
 
@@ -68,16 +67,15 @@ def test_images_without_a_date_stand_alone(tmp_path: Path):
 @pytest.mark.parametrize("group", ["day", "burst", "folder", "name:shelf(.)"])
 def test_images_of_no_group_are_told(tmp_path: Path, group: str):
     """Else a random split, which flatters, passes for one by groups."""
-    options = SourceOptions(tmp_path, 0.25, 0, group=group)
     for i in range(12):
         image(tmp_path / "ant" / f"{i}.jpg")
-    (said,) = build_source("folder", options).notes
+    (said,) = built("folder", tmp_path, group=group).notes
     assert said.startswith("note: 12 of 12 images in no group by --data.group")
     for i in range(8):
         shelf_of_image = tmp_path / "ant" / f"shelf{i // 2}"
         taken = START + timedelta(days=i // 2)
         image(shelf_of_image / f"shelf{i // 2} {i}.jpg", taken)
-    (said,) = build_source("folder", options).notes
+    (said,) = built("folder", tmp_path, group=group).notes
     assert said.startswith("note: 12 of 20 images")
 
 
@@ -89,7 +87,7 @@ def test_a_class_of_one_group_is_learned_and_untested(tmp_path: Path):
     assert {name.split("/")[0] for name in val} == {"bee"}
     assert sum(name.startswith("ant") for name in train) == 6
     for group, names in (("folder", "ant"), ("name:", "ant, bee")):
-        notes = build_source("folder", SourceOptions(tmp_path, group=group)).notes
+        notes = built("folder", tmp_path, group=group).notes
         assert any(f"nothing of {names} is held out" in note for note in notes)
 
 
@@ -113,7 +111,7 @@ def test_the_share_of_images_is_met_although_groups_are_uneven(tmp_path: Path):
 def test_refused(tmp_path: Path, source: str, group: str, fragment: str):
     image(tmp_path / "ant" / "1.jpg")
     with pytest.raises(UsageError, match=fragment):
-        build_source(source, SourceOptions(tmp_path, group=group))
+        built(source, tmp_path, group=group)
 
 
 def test_a_run_holds_groups_out_and_its_model_lives_on(tmp_path, capsys):
@@ -135,12 +133,12 @@ def test_a_run_holds_groups_out_and_its_model_lives_on(tmp_path, capsys):
 def test_a_folder_is_divided_in_whole_groups(tmp_path: Path):
     """By default; single images only if that is asked for."""
     shelf(tmp_path / "cup", 10, 4)
-    source = build_source("folder", SourceOptions(tmp_path))
+    source = built("folder", tmp_path)
     parts = (source.train.names, source.test.names)
     train, val = ({name.split("-")[0] for name in names} for names in parts)
     assert len(val) == 2
     assert not train & val
-    single = build_source("folder", SourceOptions(tmp_path, group="single"))
+    single = built("folder", tmp_path, group="single")
     names = [*single.train.names, *single.test.names]
     assert set(single.test.names) == set(compress(names, held_out(names, 0.2, 0)))
 

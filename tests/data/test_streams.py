@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cifnet_pl.data.datamodule import CIFNetDataModule
-from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
-from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.samples import SampleTable, Source
 from cifnet_pl.data.streams import (
     Blurry,
     Disjoint,
@@ -23,6 +22,7 @@ from cifnet_pl.data.streams import (
     make_plan,
 )
 from cifnet_pl.utilities.errors import DataError, UsageError
+from tests.data.entrances import built
 
 CLASSES = [f"c{i}" for i in range(8)]
 
@@ -41,7 +41,7 @@ def source(sizes: list[int] | None = None, groups: int = 0) -> Source:
     table = pd.concat(parts, ignore_index=True)
     vectors = np.zeros((len(table), 1), dtype=np.float32)
     samples = SampleTable(table, embeddings=vectors, class_names=CLASSES)
-    return build_source(samples, SourceOptions())
+    return built(samples)
 
 
 def plan(stream: Stream, data: Source | None = None, learned: Tasks = ()) -> Plan:

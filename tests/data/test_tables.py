@@ -10,11 +10,10 @@ import pyarrow.parquet
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.samples import SourceOptions
-from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.data.streams import Domains, Listed, make_plan
 from cifnet_pl.utilities.errors import DataError, UsageError
+from tests.data.entrances import built
 from tests.data.layouts import listed, vectors
 from tests.data.tree import class_tree
 
@@ -28,7 +27,7 @@ def write(folder: Path, **arrays: Any) -> Path:
 
 
 def read_all(path: Path) -> None:
-    source = build_source("embeddings", SourceOptions(path))
+    source = built("embeddings", path)
     for split in (source.train, source.test):
         split.get(np.arange(len(split)))
 
@@ -49,7 +48,7 @@ def test_an_uncompressed_file_is_mapped_and_not_read(tmp_path: Path) -> None:
 
 
 def test_rows_come_as_asked_for(tmp_path: Path) -> None:
-    source = build_source("embeddings", SourceOptions(write(tmp_path)))
+    source = built("embeddings", write(tmp_path))
     for rows in (np.array([5, 2, 9]), np.zeros(0, dtype=np.int64)):
         original = [int(source.train.names[row]) for row in rows]
         assert (source.train.get(rows).numpy() == Z[original]).all()
@@ -104,12 +103,12 @@ def test_files_that_are_no_embeddings(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         assert sentence in refused(tmp_path / name)
     with pytest.raises(UsageError, match=r"no file was given: set --data\.root"):
-        build_source("embeddings", SourceOptions())
+        built("embeddings")
 
 
 def test_tasks_and_domains_of_a_table(tmp_path):
     listed(tmp_path)
-    source = build_source("manifest", SourceOptions(tmp_path / "table.csv"))
+    source = built("manifest", tmp_path / "table.csv")
     numbers = np.array([int(Path(name).stem) for name in source.train.names])
     plan = make_plan(source, Listed(), None, 3)
     tasks = [sorted(numbers[rows]) for rows in plan.rows]  # the tasks 9 and 10
@@ -136,7 +135,7 @@ def test_bad_tables(table: str, sentence: str, tmp_path: Path) -> None:
     class_tree(tmp_path, 1)
     (tmp_path / "table.csv").write_bytes(table.encode("latin-1"))
     with pytest.raises(DataError, match=sentence):
-        build_source("manifest", SourceOptions(tmp_path / "table.csv"))
+        built("manifest", tmp_path / "table.csv")
 
 
 ROWS = [f"{name}/{i}.png" for name in ("blue", "green") for i in range(3)]
@@ -163,7 +162,7 @@ TABLES = [
 def test_tables_as_spreadsheets_write_them(content: bytes, tmp_path: Path) -> None:
     class_tree(tmp_path, 3)
     (tmp_path / "table.csv").write_bytes(content)
-    source = build_source("manifest", SourceOptions(tmp_path / "table.csv"))
+    source = built("manifest", tmp_path / "table.csv")
     assert source.class_names == ["blue", "green"]
     assert sorted([*source.train.names, *source.test.names]) == ROWS
 
@@ -172,7 +171,7 @@ def test_an_excel_workbook(tmp_path: Path) -> None:
     class_tree(tmp_path, 3)
     rows = pd.DataFrame({"path": ROWS, "label": [7] * 3 + [12] * 3})
     rows.to_excel(tmp_path / "table.xlsx", index=False)
-    source = build_source("manifest", SourceOptions(tmp_path / "table.xlsx"))
+    source = built("manifest", tmp_path / "table.xlsx")
     assert source.class_names == ["12", "7"]
 
 
@@ -182,13 +181,13 @@ def test_bare_ids_are_asked_about_and_completed(tmp_path: Path) -> None:
         path.rename(tmp_path / "train" / f"{path.parent.name}{path.name}")
     (tmp_path / "labels.csv").write_text("id,breed\nblue0,a\nblue1,a\nred0,b\nred1,b")
     own = {"path": "id", "label": "breed"}
-    options = SourceOptions(tmp_path / "labels.csv", own=own)
     with pytest.raises(DataError, match=r"did you mean train/blue0\.png\?") as caught:
-        build_source("manifest", options)
+        built("manifest", tmp_path / "labels.csv", own=own)
     pattern = str(caught.value).rpartition("pattern ")[2].strip("'")
     assert pattern == "train/{}.png"
-    completed = SourceOptions(options.root, own=own | {"pattern": pattern})
-    assert build_source("manifest", completed).class_names == ["a", "b"]
+    own["pattern"] = pattern
+    source = built("manifest", tmp_path / "labels.csv", own=own)
+    assert source.class_names == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +197,7 @@ def test_pointers_of_git_lfs_are_named(source: str, name: str, tmp_path: Path) -
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:17\nsize 9\n"
     (tmp_path / name).write_bytes(pointer)
     with pytest.raises(DataError, match="git lfs pull"):
-        build_source(source, SourceOptions(tmp_path / name))
+        built(source, tmp_path / name)
 
 
 def test_learn_and_classify_files_by_the_command_line(tmp_path, capsys):

@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cifnet_pl.data.samples import Source, SourceOptions
-from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.samples import Source
 from cifnet_pl.utilities.errors import DataError
-from tests.data.entrances import add_member, png
+from tests.data.entrances import add_member, built, png
 
 
 def build(root: Path | str, **options: str) -> Source:
-    return build_source("webdataset", SourceOptions(Path(root), own=options))
+    return built("webdataset", Path(root), own=options)
 
 
 def write(path: Path, samples: list[tuple[str, dict[str, bytes]]]) -> Path:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -223,10 +224,9 @@ def tinyimagenet(options: SourceOptions) -> SampleTable:
         listed = pd.read_csv(
             root / annotations, sep="\t", header=None, dtype=str, keep_default_na=False
         )
-    val = pd.DataFrame({"name": listed[0], "label": listed[1], "split": "val"})
+    val = pd.DataFrame({"name": listed[0], "label": listed[1]})
     val["path"] = "val/images/" + val["name"]
-    table = pd.concat([train.table, val], ignore_index=True)
-    return replace(train, table=table.drop(columns="position"), hash_of=np.zeros(0))
+    return joined([train, SampleTable(val, root=root)], ["train", "val"])
 
 
 def _inner_folder(
@@ -328,18 +328,18 @@ def domains(options: SourceOptions) -> SampleTable:
         DataError: no such folders, or one without an image.
     """
     root = required_root(options, WHAT_DOMAINS)
-    domain_folders = class_folders(root)
-    homes = {home.name: home for homes in domain_folders.values() for home in homes}
-    samples = class_samples(root, homes)
-    names = samples.table["split"].map(class_name)
+    homes = chain.from_iterable(class_folders(root).values())
+    samples = class_samples(root, {home.name: home for home in homes})
+    names = [class_name(name) for name in samples.table["split"]]
+    codes, present = pd.factorize(np.array(names, dtype=object), sort=True)
+    # No type is inferred: names may hold bytes that are not UTF-8.
+    order = pd.Index(present, dtype=object)
     table = samples.table.assign(
         name=samples.table["path"],
-        domain=pd.Categorical(names, list(domain_folders), ordered=True),
+        domain=pd.Categorical.from_codes(codes, order, ordered=True),
     )
     whole = replace(samples, table=table.drop(columns=["path", "split"]))
-    held = held_out_rows(
-        whole, options.val_fraction, options.split_seed, by=["label", "domain"]
-    )
+    held = held_out_rows(whole, options.val_fraction, options.split_seed)
     return whole.with_columns(split=np.where(held, "test", "train"))
 
 

@@ -91,11 +91,9 @@ def class_samples(
         raise DataError(f"no class folder in {where} holds an image: add images")
     columns = ["name", "label", "path", "split"]
     table = pd.DataFrame(rows, columns=columns, dtype=object)
-    messages = [
-        *notes,
-        *passed_over.notes(),
-        *map(_strays_message, homes.values()),
-    ]
+    messages = [*notes, *passed_over.notes()]
+    for home in homes.values():
+        messages += _strays_notes(home)
     if empty:
         messages.append(f"note: class folders without images left out: {listed(empty)}")
     if not parts:
@@ -104,7 +102,7 @@ def class_samples(
         table,
         root=root,
         where=where,
-        notes=tuple(message for message in messages if message),
+        notes=tuple(messages),
     )
 
 
@@ -273,8 +271,8 @@ def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:
     return len(folders) > 1 and len(inner) == 1 and inner != {frozenset()}
 
 
-def _strays_message(home: Path) -> str | None:
-    """Say that images lie beside class folders, and are of no class; None if none do.
+def _strays_notes(home: Path) -> list[str]:
+    """Return a sentence about images beside class folders, which are of no class, or nothing.
 
     Args:
         home: folder or archive that holds the class folders.
@@ -282,12 +280,11 @@ def _strays_message(home: Path) -> str | None:
     part = archive_part(home)
     entries = sorted(home.iterdir()) if part is None else archived_files(part)
     strays = [path for path in entries if path.parent == home and is_image(path)]
-    if not strays:
-        return None
-    return (
+    return [
         "note: images beside the class folders are passed over, the first is"
-        f" {shown_path(strays[0])}: move each into the folder of its class"
-    )
+        f" {shown_path(path)}: move each into the folder of its class"
+        for path in strays[:1]
+    ]
 
 
 def required_root(options: SourceOptions, noun: str) -> Path:

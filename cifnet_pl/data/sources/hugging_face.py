@@ -12,6 +12,7 @@ from typing import Any
 
 from cifnet_pl.data.samples import SampleTable, SourceOptions, joined, table_of
 from cifnet_pl.data.sources.folders import find_files
+from cifnet_pl.data.sources.tables import lacking
 from cifnet_pl.images.files import read_bytes, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.names import Split, split_of
@@ -165,11 +166,8 @@ def _named_splits(
             splits[split] = str(options.own[split])
     for name in splits.values():
         if name not in parts:
-            known = ", ".join(map(printable, parts))
-            raise DataError(
-                f"{where} has no split '{printable(name)}', it has {known}: name one with"
-                " --data.options.train or test"
-            )
+            remedy = ": name one with --data.options.train or test"
+            raise lacking(where, f"split '{printable(name)}'", parts, remedy)
     return splits
 
 
@@ -187,11 +185,8 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     for name in candidates:
         if name in kinds:
             return name
-    known = ", ".join(map(printable, kinds))
-    raise DataError(
-        f"{where} has no column '{printable(candidates[0])}', it has {known}: name it with"
-        f" --data.options.{meaning}"
-    )
+    remedy = f": name it with --data.options.{meaning}"
+    raise lacking(where, f"column '{printable(candidates[0])}'", kinds, remedy)
 
 
 def _row_reader(part: Any, column: str, where: str) -> Callable[[int], bytes]:

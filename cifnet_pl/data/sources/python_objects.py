@@ -108,7 +108,7 @@ def _read_arrays(samples: Any, labels: Any) -> SampleTable:
     table = table_of(label=y.tolist())
     if images is not None:
         return SampleTable(table, images.__getitem__)
-    if x.ndim == 2 and x.dtype.kind == "f":
+    if are_embeddings(x):
         return SampleTable(table, embeddings=x, where="X")
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         raise UsageError(

@@ -121,11 +121,7 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
 
 def _plugin_samples(name: str, options: SourceOptions) -> SampleTable | None:
     """Return the samples of a plug-in, by its import or entry point; None if there is none."""
-    plugin = None
-    if names_import(name):
-        plugin = name
-    elif not name.startswith(TORCHVISION_PREFIX):
-        plugin = entry_point("sources", name)
+    plugin = name if names_import(name) else entry_point("sources", name)
     if plugin is None:
         return None
     make = import_object(plugin)

@@ -8,7 +8,7 @@ import os
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate, chain, pairwise
@@ -63,14 +63,10 @@ class ArrayFile:
         Raises:
             DataError: there is none; names those that exist.
         """
-        column = name
-        if name not in self.columns:
-            column = ALIASES.get(name, name)
+        column = name if name in self.columns else ALIASES.get(name, name)
         if column not in self.columns:
-            known = ", ".join(map(printable, self.columns)) or "nothing"
-            raise DataError(
-                f"{shown_path(self.path)} has no '{printable(name)}', it has {known}"
-            )
+            where = shown_path(self.path)
+            raise lacking(where, f"'{printable(name)}'", self.columns)
         with readable(self.path):
             return self.read(column, self.rows)
 
@@ -299,6 +295,19 @@ def refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
         )
 
 
+def lacking(where: str, what: str, present: Iterable[str], end: str = "") -> DataError:
+    """Return the error for data that lack something; it names what they have.
+
+    Args:
+        where: the data.
+        what: that is missing, such as "column 'label'".
+        present: what is there in its place.
+        end: of the sentence.
+    """
+    known = ", ".join(map(printable, present)) or "nothing"
+    return DataError(f"{where} has no {what}, it has {known}{end}")
+
+
 def read_split(word: Any, where: str) -> Split:
     """Return the split that a cell means; DataError if it means none."""
     text = str(word)
@@ -492,10 +501,7 @@ def _by_meaning(
                 raise DataError(f"{where}: row {number} has nothing for {meaning}")
             cells[meaning] = column.tolist()
         elif meaning in ("path", "label") or meaning in own:
-            known = ", ".join(map(printable, header))
-            raise DataError(
-                f"{where} has no column '{printable(name)}', it has {known}"
-            )
+            raise lacking(where, f"column '{printable(name)}'", header)
     return cells
 
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
 from cifnet_pl.data.sources.folders import SplitFiles, required_files
-from cifnet_pl.data.sources.tables import refuse_repeated
+from cifnet_pl.data.sources.tables import lacking, refuse_repeated
 from cifnet_pl.images.files import EXTENSIONS, file_identity, is_hidden, shown_path
 from cifnet_pl.utilities.errors import DataError, explained
 from cifnet_pl.utilities.files import expanded, refuse_pointer
@@ -187,5 +187,4 @@ def _ending(members: Members, endings: tuple[str, ...], what: str, where: str) -
     for ending in endings:
         if ending in members:
             return ending
-    known = ", ".join(map(printable, members))
-    raise DataError(f"{where} has no {what}, it has {known}")
+    raise lacking(where, what, members)
