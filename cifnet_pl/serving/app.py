@@ -98,7 +98,7 @@ class Error(ApiObject):
 
 
 class Classification(ApiObject):
-    """Answers to one request; all from the same version unless a change was stored in between."""
+    """Answers to one request, all from the same version."""
 
     version: int
     images: list[ImageAnswer]
@@ -208,15 +208,18 @@ async def classify(
         future = asyncio.wrap_future(service.answering.submit(content))
         future.add_done_callback(lambda _: decoding.release())
         waiting.append((name, future))
-    version = service.answering.served.version
+    served = service.answering.served
     answers = []
     for name, future in waiting:
         try:
             scored = await future
-            answers.append(scored.answer(name, top))
         except UnreadableImage as error:
             answers.append(ImageAnswer(file=printable(name), unreadable=str(error)))
-    return Classification(version=version, images=answers)
+            continue
+        if scored.served is not served:  # a change was stored before or after this image's answer
+            (scored,) = await run_in_threadpool(served.scored, scored.z[None])
+        answers.append(scored.answer(name, top))
+    return Classification(version=served.version, images=answers)
 
 
 @routes.get("/classes")

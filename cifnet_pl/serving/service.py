@@ -395,18 +395,19 @@ class Service:
             )
         known = kept_images.get(target, [])
         new = [file for file in moved if file not in known]
-        learned = {name: rest, target: new}
-        learned = {one: files for one, files in learned.items() if files}
-        parent = model.identity
-        model = forget(model, name, removed).model
-        if learned:
-            model = learn(model, self._images(learned)).model
-        action = "join"
-        message = f"joined '{name}' to '{target}'"
         if rest:
             action = "move"
+            learned = {name: rest, target: new}
             photos = number_of(len(moved), "photo")
             message = f"moved {photos} of '{name}' to '{target}'"
+        else:
+            action = "join"
+            learned = {target: new}  # maybe none: the version still says what became of the class
+            message = f"joined '{name}' to '{target}'"
+        parent = model.identity
+        model = forget(model, name, removed).model
+        if rest or new:
+            model = learn(model, self._images(learned)).model
         model.record_event(
             action, len(new), class_names=[name, target], parents=[parent]
         )
