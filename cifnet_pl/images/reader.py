@@ -181,7 +181,7 @@ class BatchReader(Generic[Item]):
     """
 
     def __init__(
-        self, read: Reader[Item], size: int, workers: int, device: str = "cpu"
+        self, read: Reader[Item], size: int, workers: int, device: str
     ):
         self._read_item = read
         self._size = size

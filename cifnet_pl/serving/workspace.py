@@ -16,6 +16,7 @@ import re
 import shutil
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, date, datetime
@@ -255,7 +256,11 @@ class Workspace:
             self._remove_unused_images()
             with self._room():
                 if not self.versions:
-                    self._begin(model, images)
+                    begun = f"began with {number_of(len(model.class_names), 'class')}"
+                    first = Change(action="open", message=begun)
+                    if images is not None:
+                        first.learned = self._link_learned(model, images)
+                    self.commit(model, first)
             self._stack = stack.pop_all()
 
     def _open_journal(self, model: Classifier, stack: ExitStack) -> None:
@@ -349,19 +354,11 @@ class Workspace:
         ((value,),) = self._rows(query)
         return value
 
-    def _begin(self, model: Classifier, images: Path | None) -> None:
-        """Store version 1, with the images of a folder that the model has learned."""
-        learned: FilesOfClasses = {}
-        if images is not None:
-            self.images_folder.mkdir(exist_ok=True)
-            learned = self._link_learned(model, images)
-        message = f"began with {number_of(len(model.class_names), 'class')}"
-        self.commit(model, Change(action="open", message=message, learned=learned))
-
     def _link_learned(self, model: Classifier, folder: Path) -> FilesOfClasses:
         """Keep the images of a folder that a model has learned, found by their content."""
+        self.images_folder.mkdir(exist_ok=True)
         names_of = names_of_hashes(model)
-        learned: dict[str, set[str]] = {}
+        learned = defaultdict[str, set[str]](set)
         for path in find_images(folder):
             try:
                 content = path.read_bytes()
@@ -373,7 +370,7 @@ class Workspace:
                 # Within an archive, or of a format that is not kept.
                 continue
             for name in names:
-                learned.setdefault(name, set()).add(file.name)
+                learned[name].add(file.name)
             if file.exists():
                 continue
             try:
@@ -585,15 +582,15 @@ class Workspace:
 
     def kept_images(self) -> FilesOfClasses:
         """Return the file names of the kept images of each class of the current version."""
-        learned: dict[str, dict[str, None]] = {}  # sets in order
+        learned: FilesOfClasses = {}
         for version in self._ancestry(self.current).values():
             if version.forgotten is not None:
                 learned.pop(version.forgotten, None)
-            if version.renamed is not None and version.renamed[0] in learned:
+            if version.renamed is not None:
                 old, new = version.renamed
-                learned[new] = learned.pop(old)
+                learned[new] = learned.pop(old, [])
             for name, files in version.learned.items():
-                learned.setdefault(name, {}).update(dict.fromkeys(files))
+                learned.setdefault(name, []).extend(files)
         present = self._file_names()
         return {
             name: [file for file in files if file in present]
