@@ -28,11 +28,39 @@ from cifnet_pl.utilities.text import is_or_are, number_of, printable
 # ---------------------------------------------------------------------- names
 
 EXTENSIONS = frozenset(
-    """
-    .jpg .jpeg .jpe .jif .jfif .jfi .mpo .png .apng .gif .webp .bmp .dib .tif .tiff
-    .tga .ppm .pgm .pbm .pnm .jp2 .j2k .jpf .jpx .avif .avifs .heic .heics .heif
-    .heifs .hif
-    """.split()
+    [
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jif",
+        ".jfif",
+        ".jfi",
+        ".mpo",
+        ".png",
+        ".apng",
+        ".gif",
+        ".webp",
+        ".bmp",
+        ".dib",
+        ".tif",
+        ".tiff",
+        ".tga",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".jp2",
+        ".j2k",
+        ".jpf",
+        ".jpx",
+        ".avif",
+        ".avifs",
+        ".heic",
+        ".heics",
+        ".heif",
+        ".heifs",
+        ".hif",
+    ]
 )
 """Endings of image files.
 
@@ -41,10 +69,33 @@ unreadable, not left out in silence. HEIC needs the package ``pillow-heif``, the
 """
 
 OTHER_IMAGES = frozenset(
-    """
-    .jxl .dng .cr2 .cr3 .crw .nef .nrw .arw .srf .sr2 .raf .orf .rw2 .pef .srw .x3f
-    .3fr .iiq .raw .psd .xcf .exr .hdr .eps .svg
-    """.split()
+    [
+        ".jxl",
+        ".dng",
+        ".cr2",
+        ".cr3",
+        ".crw",
+        ".nef",
+        ".nrw",
+        ".arw",
+        ".srf",
+        ".sr2",
+        ".raf",
+        ".orf",
+        ".rw2",
+        ".pef",
+        ".srw",
+        ".x3f",
+        ".3fr",
+        ".iiq",
+        ".raw",
+        ".psd",
+        ".xcf",
+        ".exr",
+        ".hdr",
+        ".eps",
+        ".svg",
+    ]
 )
 """Endings of image files that are never decoded: raw files of cameras, drawings, rare formats."""
 

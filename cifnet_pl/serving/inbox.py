@@ -285,7 +285,9 @@ class Inbox:
         if after is not None:
             images.sort(key=lambda image: image.number <= after)
         shown = images[first : first + count]
-        names = {file: one.name for file, one in waiting.items() if one.name is not None}
+        names = {
+            file: one.name for file, one in waiting.items() if one.name is not None
+        }
         unnamed = [one for one in waiting.values() if one.name is None]
         return InboxView(
             version=served.version,

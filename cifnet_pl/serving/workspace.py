@@ -31,7 +31,6 @@ from pydantic import Field
 from cifnet_pl.images.files import find_images
 from cifnet_pl.images.image import UnreadableImage, content_hash
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.labelled_images import classes_of_hashes
 from cifnet_pl.model.store import load_bundle
 from cifnet_pl.serving.gate import ApiObject, Upload, file_name, folder_of
 from cifnet_pl.serving.messages import RequestError
@@ -60,9 +59,13 @@ KEPT_SECONDS = 7 * 24 * 3600
 IMAGE_NAME = re.compile(r"[0-9a-f]{64}\.[a-z0-9]{1,5}")
 """File name of a kept image: the SHA-256 of its content, and the extension of its format."""
 
-INSERT_WAITING = "INSERT INTO inbox (file, since) VALUES (?, ?) ON CONFLICT (file) DO "
-WAITS_AGAIN = INSERT_WAITING + "UPDATE SET since = excluded.since, gone = NULL"
-WAITS_ONCE = INSERT_WAITING + "NOTHING"
+INSERT_WAITING = (
+    f"INSERT INTO inbox (file, since) VALUES (?, ({SERVED_VERSION}))"
+    " ON CONFLICT (file) DO UPDATE SET since = excluded.since, gone = NULL WHERE ?"
+)
+"""Lets an image wait; one that waited before only where the last value is true."""
+
+NAME_WAITING = f"UPDATE inbox SET name = ?, named = ({SERVED_VERSION}) WHERE file = ?"
 WAITING_ROWS = """
     SELECT inbox.number, inbox.file, inbox.name, inbox.named, inbox.since,
            group_concat(sent.path, char(10))
@@ -620,7 +623,7 @@ class Workspace:
             if file in open_files and learned_by.get(file, 0) <= since:
                 sent = (paths or file).splitlines()
                 found = dict.fromkeys(map(folder_of, sent))
-                folders = [folder for folder in found if folder is not None]
+                folders = list(filter(None, found))
                 if name is not None:
                     for old, new in renamed_since(named):
                         if name == old:
@@ -644,7 +647,6 @@ class Workspace:
         Raises:
             CifnetError: the disk is full or not writable; nothing was changed.
         """
-        statement = WAITS_AGAIN if again else WAITS_ONCE
         new = []
         with self._lock:  # no one removes what is not yet in the journal
             for image in images:
@@ -654,8 +656,7 @@ class Workspace:
             with self._transaction() as database:
                 for path, _, file, _ in images:
                     if file not in waiting:
-                        row = (file, self.current)
-                        if not database.execute(statement, row).rowcount:
+                        if not database.execute(INSERT_WAITING, (file, again)).rowcount:
                             continue
                         waiting.add(file)
                         new.append(file)
@@ -685,11 +686,9 @@ class Workspace:
         Args:
             names: name of a file → name of its class; None to forget it.
         """
-        current = self.current
-        rows = [(name, current, file) for file, name in names.items()]
-        statement = "UPDATE inbox SET name = ?, named = ? WHERE file = ?"
+        rows = [(name, file) for file, name in names.items()]
         with self._transaction() as database:
-            database.executemany(statement, rows)
+            database.executemany(NAME_WAITING, rows)
 
     def purge_counts(self, every: bool) -> DeletedCounts:
         """Count the images and versions that a purge would delete.
@@ -795,9 +794,11 @@ class Workspace:
 
 def names_of_hashes(model: Classifier) -> dict[int, set[str]]:
     """Return the names of the classes in which each image was learned, by its content hash."""
-    names = model.class_names
-    found = classes_of_hashes(model, names)
-    return {key: {names[place] for place in places} for key, places in found.items()}
+    name_of = model.name_of
+    names = defaultdict[int, set[str]](set)
+    for label, key in model.images.images():
+        names[key].add(name_of[label])
+    return names
 
 
 def _now() -> str:
