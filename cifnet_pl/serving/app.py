@@ -216,9 +216,8 @@ async def classify(
         except UnreadableImage as error:
             answers.append(ImageAnswer(file=printable(name), unreadable=str(error)))
             continue
-        if (
-            scored.served is not served
-        ):  # a change was stored before or after this image's answer
+        if scored.served is not served:
+            # A change was stored meanwhile; the embedding is right for every version.
             (scored,) = await run_in_threadpool(served.scored, scored.z[None])
         answers.append(scored.answer(name, top))
     return Classification(version=served.version, images=answers)

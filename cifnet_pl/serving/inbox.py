@@ -176,9 +176,8 @@ class Inbox:
                 needed = set(waiting).union(*self.workspace.kept_images().values())
                 for name in self.known.keys() - needed:
                     self.known.pop(name, None)
-            except (
-                Exception
-            ):  # whatever happened, the next look at the inbox asks again
+            except Exception:
+                # Whatever happened, the next look at the inbox asks again.
                 LOGGER.warning("images are embedded later", exc_info=True)
 
     def embeddings(self, names: Sequence[str]) -> tuple[list[str], Tensor]:

@@ -408,9 +408,8 @@ class Service:
             message = f"moved {photos} of '{name}' to '{target}'"
         else:
             action = "join"
-            learned = {
-                target: new
-            }  # maybe none: the version still says what became of the class
+            # Without an image, too: the version says what became of the class.
+            learned = {target: new}
             message = f"joined '{name}' to '{target}'"
         parent = model.identity
         model = forget(model, name, removed).model
