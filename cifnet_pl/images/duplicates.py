@@ -122,26 +122,6 @@ def conflicting_labels_message(
 # ---------------------------------------------------------------------- near-duplicates
 
 
-def standardised_thumbnails(thumbnails: Sequence[np.ndarray]) -> np.ndarray:
-    """Remove the mean brightness and colour of thumbnails, and their contrast.
-
-    Args:
-        thumbnails: n of (THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3) uint8.
-
-    Returns:
-        (n, 3 · THUMBNAIL_SIDE²) float32 of length 1, whose products are correlations; zeros for
-        images of a single colour.
-    """
-    pixels = np.array(thumbnails, dtype=np.float32).reshape(-1, THUMBNAIL_SIDE**2, 3)
-    centred = pixels - pixels.mean(axis=1, keepdims=True)
-    vectors = centred.reshape(-1, 3 * THUMBNAIL_SIDE**2)
-    length = np.linalg.norm(vectors, axis=1, keepdims=True)
-    smallest = THUMBNAIL_SIDE  # a shorter vector is noise
-    return np.where(
-        length > smallest, vectors / np.maximum(length, smallest), np.float32(0)
-    )
-
-
 def similar_groups(looks: Sequence[Look]) -> np.ndarray:
     """Group near-duplicates of one class: similar images, and those of one burst.
 
@@ -152,16 +132,11 @@ def similar_groups(looks: Sequence[Look]) -> np.ndarray:
         (n,) int, number of each image's group from 0; -1 for images that cannot be read.
     """
     groups = np.full(len(looks), -1)
-    readable = []
-    thumbnails = []
-    for i, look in enumerate(looks):
-        if look.thumbnail is not None:
-            readable.append(i)
-            thumbnails.append(look.thumbnail)
+    readable = [i for i, look in enumerate(looks) if look.thumbnail is not None]
     if not readable:
         return groups
-    pairs = _similar_pairs(standardised_thumbnails(thumbnails))
-    pairs += bursts([looks[i] for i in readable], NEAR_DUPLICATE_PAUSE)
+    seen = [looks[i] for i in readable]
+    pairs = _similar_pairs(seen) + bursts(seen, NEAR_DUPLICATE_PAUSE)
     # SciPy 1.11 finds no groups for positions of 64 bits.
     earlier, later = np.array(pairs, dtype=np.int32).reshape(-1, 2).T
     count = len(readable)
@@ -188,8 +163,23 @@ def bursts(looks: Sequence[Look], pause: float) -> list[tuple[int, int]]:
     return pairs
 
 
-def _similar_pairs(vectors: np.ndarray) -> list[tuple[int, int]]:
-    """Return the positions of images whose vectors (n, p) of length 1 are alike, part by part."""
+def _similar_pairs(looks: Sequence[Look]) -> list[tuple[int, int]]:
+    """Return the positions of images whose thumbnails are correlated, compared part by part.
+
+    Mean brightness and colour of a thumbnail are removed, and its contrast; an image of a single
+    colour is like no other.
+
+    Args:
+        looks: at the images, with thumbnails.
+    """
+    thumbnails = np.array([look.thumbnail for look in looks], dtype=np.float32)
+    pixels = thumbnails.reshape(-1, THUMBNAIL_SIDE**2, 3)
+    centred = pixels - pixels.mean(axis=1, keepdims=True)
+    differences = centred.reshape(-1, 3 * THUMBNAIL_SIDE**2)
+    length = np.linalg.norm(differences, axis=1, keepdims=True)
+    smallest = THUMBNAIL_SIDE  # a shorter vector is noise
+    unit = differences / np.maximum(length, smallest)
+    vectors = np.where(length > smallest, unit, np.float32(0))
     pairs: list[tuple[int, int]] = []
     for start in range(0, len(vectors), CORRELATIONS_SIDE):
         rows = vectors[start : start + CORRELATIONS_SIDE]

@@ -320,9 +320,7 @@ def square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.ndarray
     left = (width - side) / 2
     top = (height - side) / 2
     box = (left, top, left + side, top + side)
-    small = rgb
-    if rgb.size != (size, size) or side != size:
-        small = rgb.resize((size, size), Image.Resampling.BICUBIC, box)
+    small = rgb.resize((size, size), Image.Resampling.BICUBIC, box)
     return finished(np.asarray(small), image)
 
 

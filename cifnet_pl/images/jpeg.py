@@ -65,10 +65,10 @@ def decode_square(
         )
     except ValueError:  # damaged, or a kind that libjpeg-turbo does not decode
         return None
-    square: np.ndarray = pixels[rows.start : rows.stop, columns.start : columns.stop]
+    square: np.ndarray = pixels[rows.resized, columns.resized]
     if side != size:
         square = _resized(square, size / side)
-    return square[rows.skip : rows.skip + size, columns.skip : columns.skip + size]
+    return square[rows.kept, columns.kept]
 
 
 def _resized(pixels: np.ndarray, scale: float) -> np.ndarray:
@@ -100,20 +100,18 @@ def is_incomplete(content: bytes) -> bool:
 
 
 class Window(NamedTuple):
-    """Range of pixels that is resized along one side of an image.
+    """What is resized along one side of an image, and kept of the result.
 
     Torch resizes whole pixels, and a centred square seldom begins at one. Where more of the image
     is resized than the square, an output pixel before it may begin at a whole pixel.
 
     Attributes:
-        start: first pixel.
-        stop: pixel after the last one, which may be outside.
-        skip: output pixels before the square.
+        resized: pixels of the image; the last ones may be outside.
+        kept: output pixels of the square.
     """
 
-    start: int
-    stop: int
-    skip: int
+    resized: slice
+    kept: slice
 
 
 @lru_cache  # many images of a camera have one size
@@ -134,4 +132,4 @@ def _window(length: float, side: float, size: int) -> Window | None:
         return None
     support = 2 * max(step, 1)  # of the bicubic filter
     stop = math.ceil(begin + side + support) + 1
-    return Window(round(starts[skip]), stop, skip)
+    return Window(slice(round(starts[skip]), stop), slice(skip, skip + size))

@@ -180,9 +180,7 @@ class BatchReader(Generic[Item]):
         device: type of the device that embeds the images.
     """
 
-    def __init__(
-        self, read: Reader[Item], size: int, workers: int, device: str = "cpu"
-    ):
+    def __init__(self, read: Reader[Item], size: int, workers: int, device: str):
         self._read_item = read
         self._size = size
         self._threads = max(1, workers)

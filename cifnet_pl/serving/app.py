@@ -98,7 +98,7 @@ class Error(ApiObject):
 
 
 class Classification(ApiObject):
-    """Answers to one request; all from the same version unless a change was stored in between."""
+    """Answers to one request, all from the same version."""
 
     version: int
     images: list[ImageAnswer]
@@ -208,15 +208,19 @@ async def classify(
         future = asyncio.wrap_future(service.answering.submit(content))
         future.add_done_callback(lambda _: decoding.release())
         waiting.append((name, future))
-    version = service.answering.served.version
+    served = service.answering.served
     answers = []
     for name, future in waiting:
         try:
             scored = await future
-            answers.append(scored.answer(name, top))
         except UnreadableImage as error:
             answers.append(ImageAnswer(file=printable(name), unreadable=str(error)))
-    return Classification(version=version, images=answers)
+            continue
+        if scored.served is not served:
+            # A change was stored meanwhile; the embedding is right for every version.
+            (scored,) = await run_in_threadpool(served.scored, scored.z[None])
+        answers.append(scored.answer(name, top))
+    return Classification(version=served.version, images=answers)
 
 
 @routes.get("/classes")
@@ -362,7 +366,7 @@ def remove(
         bool, Query(description="true: let them wait again instead")
     ] = False,
 ) -> InboxCount:
-    """Take images away that need no label; their files stay until the service starts again."""
+    """Take images away that need no label; the first start after a week deletes their files."""
     service.workspace.remove(images, back)
     return InboxCount(waiting=len(service.workspace.waiting()))
 

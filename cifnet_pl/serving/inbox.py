@@ -123,6 +123,7 @@ class ImagesToLearn(NamedTuple):
 
     Attributes:
         classes: by their names.
+        hash_of: name of an image's file → its content hash.
         selected: content hashes of those that someone chose while others wait. These are the least
             probable ones, so an accuracy of them says little of new images. None where only folders
             named them; none at all where nothing else waits.
@@ -130,6 +131,7 @@ class ImagesToLearn(NamedTuple):
     """
 
     classes: FilesOfClasses
+    hash_of: dict[str, int]
     selected: list[int] | None
     left_out: list[LeftOut]
 
@@ -165,23 +167,18 @@ class Inbox:
     # ------------------------------------------------------------------ embed in the background
 
     def _run(self) -> None:
-        """Embed after each change."""
+        """After each change embed what is not known yet, and drop what is no longer needed."""
         while self.changed.wait() and not self._ended:
             self.changed.clear()
             try:
-                self._update()
-            except (
-                Exception
-            ):  # whatever happened, the next look at the inbox asks again
+                self._embed(self.workspace.waiting())
+                waiting = self.workspace.waiting()  # by now
+                needed = set(waiting).union(*self.workspace.kept_images().values())
+                for name in self.known.keys() - needed:
+                    self.known.pop(name, None)
+            except Exception:
+                # Whatever happened, the next look at the inbox asks again.
                 LOGGER.warning("images are embedded later", exc_info=True)
-
-    def _update(self) -> None:
-        """Embed what is not known yet, and drop what is no longer needed."""
-        self._embed(self.workspace.waiting())
-        waiting = self.workspace.waiting()  # by now
-        needed = set(waiting).union(*self.workspace.kept_images().values())
-        for name in self.known.keys() - needed:
-            self.known.pop(name, None)
 
     def embeddings(self, names: Sequence[str]) -> tuple[list[str], Tensor]:
         """Embed images of the workspace, and wait for the result.
@@ -256,10 +253,11 @@ class Inbox:
                     result.known.append(known)
             new = self.workspace.receive(received, waiting, again)
             result.images += new
-            for image in received:
-                if image.file not in new:
-                    known = KnownImage(image=image.file, file=printable(image.path))
-                    result.known.append(known)
+            result.known += [
+                KnownImage(image=image.file, file=printable(image.path))
+                for image in received
+                if image.file not in new
+            ]
         self.changed.set()
         return result
 
@@ -286,18 +284,15 @@ class Inbox:
         if after is not None:
             images.sort(key=lambda image: image.number <= after)
         shown = images[first : first + count]
-        in_folders = 0
-        names = {}
-        for file, image in waiting.items():
-            if image.name is not None:
-                names[file] = image.name
-            elif image.folder is not None:
-                in_folders += 1
+        names = {
+            file: one.name for file, one in waiting.items() if one.name is not None
+        }
+        unnamed = [one for one in waiting.values() if one.name is None]
         return InboxView(
             version=served.version,
             waiting=len(waiting),
             seen=len(seen),
-            in_folders=in_folders,
+            in_folders=sum(one.folder is not None for one in unnamed),
             newest=max((image.number for image in waiting.values()), default=0),
             names=names,
             images=[_shown(image, predicted.get(image.file)) for image in shown],
@@ -317,7 +312,7 @@ class Inbox:
 
     def group(self, images: Sequence[str]) -> list[UploadGroup]:
         """Group images by similarity; suggest the class that is predicted for most of a group."""
-        files, z = self.embeddings(list(dict.fromkeys(images)))
+        files, z = self.embeddings(images)
         if not files:
             return []
         answers = [one.answer("", 1) for one in self.answering.served.scored(z)]
@@ -389,8 +384,8 @@ class Inbox:
             photos = number_of(len(hash_of), "photo")
             raise RequestError(422, f"{photos} sent, but all were learned before")
         if waiting.keys() <= hash_of.keys():
-            return ImagesToLearn(classes, [], left_out)
-        return ImagesToLearn(classes, selected or None, left_out)
+            return ImagesToLearn(classes, hash_of, [], left_out)
+        return ImagesToLearn(classes, hash_of, selected or None, left_out)
 
 
 def _shown(image: WaitingImage, scored: ScoredImage | None) -> InboxImage:

@@ -18,7 +18,7 @@ from cifnet_pl.model.calibration import (
     forecast,
 )
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.evaluation import evaluate_left_out
+from cifnet_pl.model.evaluation import Evaluation, evaluate_left_out
 from cifnet_pl.serving.gate import ApiObject
 from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError
 
@@ -159,19 +159,18 @@ def accuracy_of_classes(
     """
     if len(model.class_names) <= 1:
         return None, None
-    confusion = evaluate_left_out(model).confusion
     rows = [model.class_names.index(name) for name in names]
-    return _accuracy(confusion, model.calibration_samples(), rows)
+    return _accuracy(evaluate_left_out(model), model.calibration_samples(), rows)
 
 
 def _accuracy(
-    confusion: np.ndarray, samples: CalibrationSamples | None, rows: list[int]
+    left_out: Evaluation, samples: CalibrationSamples | None, rows: list[int]
 ) -> tuple[float | None, Bounds | None]:
     """Return the accuracy of the classes of some rows, as :func:`accuracy_of_classes` does."""
-    images = int(confusion[rows].sum())
+    correct, images = left_out.class_counts[:, rows].sum(axis=1).tolist()
     if not images or samples is None:
         return None, None
-    share = float(confusion[rows, rows].sum()) / images
+    share = correct / images
     wanted = samples.columns.new_tensor(rows)
     counted = samples.counted & torch.isin(samples.columns, wanted)
     groups = torch.unique(samples.groups[counted])
@@ -193,14 +192,13 @@ def class_estimates(model: Classifier) -> list[ClassEstimate]:
             others.append(pair.predicted)
     if kind == "few":
         return estimates
-    confusion = left_out.confusion
     samples = model.calibration_samples()
     for name in left_out.rarely_predicted:
         estimate_of[name].rarely_predicted = True
-    for row, images in enumerate(confusion.sum(axis=1)):
+    for row, images in enumerate(left_out.class_counts[1]):
         estimate = estimates[row]
         if images >= MIN_IMAGES_PER_CLASS:
-            accuracy, interval = _accuracy(confusion, samples, [row])
+            accuracy, interval = _accuracy(left_out, samples, [row])
             if interval is not None and interval[1] - interval[0] <= WIDEST_INTERVAL:
                 estimate.accuracy = accuracy
                 estimate.interval = interval

@@ -188,10 +188,10 @@ class Service:
         """
         if key not in self._jobs:
             raise RequestError(404, "there is no such job, or it ended long ago")
-        keys = list(self._jobs)
-        before = keys[: keys.index(key)]
         job = self._jobs[key]
-        job.place = sum(not self._jobs[other].end.done() for other in before)
+        jobs = list(self._jobs.values())
+        before = jobs[: jobs.index(job)]
+        job.place = sum(not one.end.done() for one in before)
         return job
 
     def _make(self, job: Job, work: Callable[..., Result], args: Sequence[Any]) -> None:
@@ -238,7 +238,7 @@ class Service:
         if images.selected is not None:
             chosen = torch.tensor(images.selected, dtype=torch.int64)
             old.calibration.exclude_selected(chosen)
-        update = learn(old, self._images(images.classes))
+        update = learn(old, self._images(images.classes, images.hash_of))
         model = update.model
         before, _ = accuracy_of_classes(old, old.class_names)
         after, interval = accuracy_of_classes(model, old.class_names)
@@ -269,15 +269,21 @@ class Service:
             self._store(model, images.classes, result)
         return result
 
-    def _images(self, classes: FilesOfClasses) -> LabelledImages:
-        """Return images of the workspace with their embeddings."""
+    def _images(
+        self, classes: FilesOfClasses, hash_of: Mapping[str, int]
+    ) -> LabelledImages:
+        """Return images of the workspace with their embeddings.
+
+        Args:
+            classes: the images.
+            hash_of: name of an image's file → its content hash.
+        """
         label_of = {
             file: label
             for label, files in enumerate(classes.values())
             for file in files
         }
-        hash_of = self.workspace.unchanged(label_of)
-        files = list(hash_of)
+        files = list(label_of)
         job = self._at_work
         job.total = len(files)
         for start in range(0, len(files), LARGEST_BATCH):
@@ -305,9 +311,9 @@ class Service:
         result.version = self._changed(model, change).version
         if not self.options.keep_images:
             kept = self.workspace.ever_learned()
-            for files in classes.values():
-                self.workspace.remove(files)
-                self.workspace.delete(set(files) - kept)
+            learned = set().union(*classes.values())
+            self.workspace.remove(learned)
+            self.workspace.delete(learned - kept)
 
     # ------------------------------------------------------------------ changes of classes
 
@@ -395,18 +401,21 @@ class Service:
             )
         known = kept_images.get(target, [])
         new = [file for file in moved if file not in known]
-        learned = {name: rest, target: new}
-        learned = {one: files for one, files in learned.items() if files}
-        parent = model.identity
-        model = forget(model, name, removed).model
-        if learned:
-            model = learn(model, self._images(learned)).model
-        action = "join"
-        message = f"joined '{name}' to '{target}'"
         if rest:
             action = "move"
+            learned = {name: rest, target: new}
             photos = number_of(len(moved), "photo")
             message = f"moved {photos} of '{name}' to '{target}'"
+        else:
+            action = "join"
+            # Without an image, too: the version says what became of the class.
+            learned = {target: new}
+            message = f"joined '{name}' to '{target}'"
+        parent = model.identity
+        model = forget(model, name, removed).model
+        if rest or new:
+            hash_of = self.workspace.unchanged(own)
+            model = learn(model, self._images(learned, hash_of)).model
         model.record_event(
             action, len(new), class_names=[name, target], parents=[parent]
         )

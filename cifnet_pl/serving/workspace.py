@@ -16,6 +16,7 @@ import re
 import shutil
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, date, datetime
@@ -30,7 +31,6 @@ from pydantic import Field
 from cifnet_pl.images.files import find_images
 from cifnet_pl.images.image import UnreadableImage, content_hash
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.labelled_images import classes_of_hashes
 from cifnet_pl.model.store import load_bundle
 from cifnet_pl.serving.gate import ApiObject, Upload, file_name, folder_of
 from cifnet_pl.serving.messages import RequestError
@@ -59,9 +59,13 @@ KEPT_SECONDS = 7 * 24 * 3600
 IMAGE_NAME = re.compile(r"[0-9a-f]{64}\.[a-z0-9]{1,5}")
 """File name of a kept image: the SHA-256 of its content, and the extension of its format."""
 
-INSERT_WAITING = "INSERT INTO inbox (file, since) VALUES (?, ?) ON CONFLICT (file) DO "
-WAITS_AGAIN = INSERT_WAITING + "UPDATE SET since = excluded.since, gone = NULL"
-WAITS_ONCE = INSERT_WAITING + "NOTHING"
+INSERT_WAITING = (
+    f"INSERT INTO inbox (file, since) VALUES (?, ({SERVED_VERSION}))"
+    " ON CONFLICT (file) DO UPDATE SET since = excluded.since, gone = NULL WHERE ?"
+)
+"""Lets an image wait; one that waited before only where the last value is true."""
+
+NAME_WAITING = f"UPDATE inbox SET name = ?, named = ({SERVED_VERSION}) WHERE file = ?"
 WAITING_ROWS = """
     SELECT inbox.number, inbox.file, inbox.name, inbox.named, inbox.since,
            group_concat(sent.path, char(10))
@@ -255,7 +259,11 @@ class Workspace:
             self._remove_unused_images()
             with self._room():
                 if not self.versions:
-                    self._begin(model, images)
+                    begun = f"began with {number_of(len(model.class_names), 'class')}"
+                    first = Change(action="open", message=begun)
+                    if images is not None:
+                        first.learned = self._link_learned(model, images)
+                    self.commit(model, first)
             self._stack = stack.pop_all()
 
     def _open_journal(self, model: Classifier, stack: ExitStack) -> None:
@@ -349,19 +357,11 @@ class Workspace:
         ((value,),) = self._rows(query)
         return value
 
-    def _begin(self, model: Classifier, images: Path | None) -> None:
-        """Store version 1, with the images of a folder that the model has learned."""
-        learned: FilesOfClasses = {}
-        if images is not None:
-            self.images_folder.mkdir(exist_ok=True)
-            learned = self._link_learned(model, images)
-        message = f"began with {number_of(len(model.class_names), 'class')}"
-        self.commit(model, Change(action="open", message=message, learned=learned))
-
     def _link_learned(self, model: Classifier, folder: Path) -> FilesOfClasses:
         """Keep the images of a folder that a model has learned, found by their content."""
+        self.images_folder.mkdir(exist_ok=True)
         names_of = names_of_hashes(model)
-        learned: dict[str, set[str]] = {}
+        learned = defaultdict[str, set[str]](set)
         for path in find_images(folder):
             try:
                 content = path.read_bytes()
@@ -373,7 +373,7 @@ class Workspace:
                 # Within an archive, or of a format that is not kept.
                 continue
             for name in names:
-                learned.setdefault(name, set()).add(file.name)
+                learned[name].add(file.name)
             if file.exists():
                 continue
             try:
@@ -585,15 +585,15 @@ class Workspace:
 
     def kept_images(self) -> FilesOfClasses:
         """Return the file names of the kept images of each class of the current version."""
-        learned: dict[str, dict[str, None]] = {}  # sets in order
+        learned: FilesOfClasses = {}
         for version in self._ancestry(self.current).values():
             if version.forgotten is not None:
                 learned.pop(version.forgotten, None)
-            if version.renamed is not None and version.renamed[0] in learned:
+            if version.renamed is not None:
                 old, new = version.renamed
-                learned[new] = learned.pop(old)
+                learned[new] = learned.pop(old, [])
             for name, files in version.learned.items():
-                learned.setdefault(name, {}).update(dict.fromkeys(files))
+                learned.setdefault(name, []).extend(files)
         present = self._file_names()
         return {
             name: [file for file in files if file in present]
@@ -623,7 +623,7 @@ class Workspace:
             if file in open_files and learned_by.get(file, 0) <= since:
                 sent = (paths or file).splitlines()
                 found = dict.fromkeys(map(folder_of, sent))
-                folders = [folder for folder in found if folder is not None]
+                folders = list(filter(None, found))
                 if name is not None:
                     for old, new in renamed_since(named):
                         if name == old:
@@ -647,7 +647,6 @@ class Workspace:
         Raises:
             CifnetError: the disk is full or not writable; nothing was changed.
         """
-        statement = WAITS_AGAIN if again else WAITS_ONCE
         new = []
         with self._lock:  # no one removes what is not yet in the journal
             for image in images:
@@ -657,8 +656,7 @@ class Workspace:
             with self._transaction() as database:
                 for path, _, file, _ in images:
                     if file not in waiting:
-                        row = (file, self.current)
-                        if not database.execute(statement, row).rowcount:
+                        if not database.execute(INSERT_WAITING, (file, again)).rowcount:
                             continue
                         waiting.add(file)
                         new.append(file)
@@ -688,11 +686,9 @@ class Workspace:
         Args:
             names: name of a file → name of its class; None to forget it.
         """
-        current = self.current
-        rows = [(name, current, file) for file, name in names.items()]
-        statement = "UPDATE inbox SET name = ?, named = ? WHERE file = ?"
+        rows = [(name, file) for file, name in names.items()]
         with self._transaction() as database:
-            database.executemany(statement, rows)
+            database.executemany(NAME_WAITING, rows)
 
     def purge_counts(self, every: bool) -> DeletedCounts:
         """Count the images and versions that a purge would delete.
@@ -798,9 +794,11 @@ class Workspace:
 
 def names_of_hashes(model: Classifier) -> dict[int, set[str]]:
     """Return the names of the classes in which each image was learned, by its content hash."""
-    names = model.class_names
-    found = classes_of_hashes(model, names)
-    return {key: {names[place] for place in places} for key, places in found.items()}
+    name_of = model.name_of
+    names = defaultdict[int, set[str]](set)
+    for label, key in model.images.images():
+        names[key].add(name_of[label])
+    return names
 
 
 def _now() -> str:

@@ -85,6 +85,27 @@ def test_a_small_request_does_not_wait_for_a_large_one(server, monkeypatch):
         assert len(whole.result().json()["images"]) == count
 
 
+def test_all_answers_of_a_request_are_of_the_version_that_it_names(http, monkeypatch):
+    """An image that another version answered, as a change was stored meanwhile, too."""
+    answering = http.app.app.state.service.answering
+    renamed = model()
+    renamed.rename("red", "crimson")
+    other = answering_module.ServedModel(renamed, 2, ServiceOptions())
+    submit = answering.submit
+
+    def answered_by_another(content: bytes) -> Future:
+        answer = Future()
+        z = submit(content).result(PATIENCE).z
+        answer.set_result(other.scored(z[None])[0])
+        return answer
+
+    monkeypatch.setattr(answering, "submit", answered_by_another)
+    files = [("files", ("a.png", content)) for content in IMAGES[:2]]
+    found = http.post("/classify", files=files).json()
+    names = [one["classes"][0]["name"] for one in found["images"]]
+    assert (found["version"], names) == (1, ["red", "green"])
+
+
 def test_who_goes_while_the_image_waits_stops_no_other(answering):
     """A future that is cancelled is left out of its batch."""
     gone, other = Future(), Future()

@@ -267,6 +267,25 @@ def test_images_that_wait_follow_the_name_of_their_class(http):
     assert names() == ["late", "blue"]
 
 
+def test_names_follow_a_class_into_one_that_holds_all_of_its_images(tmp_path):
+    """Nothing is learned by it, and the names of waiting images are those of the joined class."""
+    folder = tmp_path / "photos"
+    for name, colour in (("red", "red"), ("blue", "blue"), ("sea", "blue")):
+        (folder / name).mkdir(parents=True)
+        for i in range(3):
+            (folder / name / f"{i}.png").write_bytes(image(colour, i))
+    begun = cifnet_pl.extend(model(()), folder, duplicates="keep").model
+    with client(tmp_path / "w", begun=begun, images=folder) as http:
+        new = sent(http, images("blue", 2, 500))["images"]
+        http.post("/inbox/names", json={"names": dict.fromkeys(new, "blue")})
+        joined = http.post("/move", json={"name": "blue", "into": "sea"})
+        assert joined.json()["message"] == "joined 'blue' to 'sea'"
+        assert http.get("/inbox").json()["names"] == dict.fromkeys(new, "sea")
+        assert counts(http) == {"red": 3, "sea": 3}
+        http.post("/undo")
+        assert http.get("/inbox").json()["names"] == dict.fromkeys(new, "blue")
+
+
 def test_a_workspace_of_the_version_before_goes_on_with_its_names(tmp_path):
     """In its journal names had no version, and each change wrote them anew."""
     with client(tmp_path / "w") as http:
