@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,20 @@ from cifnet_pl.utilities.processes import of_all_processes
 
 BACKBONE_IMAGES = 5000
 """Largest number of images that a learned backbone is fitted to."""
+
+
+class EmbeddedBatch(NamedTuple):
+    """A batch whose embeddings were not looked at yet.
+
+    Attributes:
+        z: (n, d) float32 embeddings.
+        batch: its images, or the embeddings themselves.
+        learned: whether the model observes it.
+    """
+
+    z: Tensor
+    batch: Batch
+    learned: bool
 
 
 def _image_name(names: Sequence[str], rows: Tensor, position: int) -> str:
@@ -112,8 +126,7 @@ class CIFNetModule(TaskModule):
         self.calibration = self.model.calibration
         # The engine of the backbone, once a Trainer is known; to prepare it takes seconds.
         self.engine = ""
-        # Embeddings (n, d) that were not looked at yet, their batch, and whether it is learned.
-        self._unchecked: list[tuple[Tensor, Batch, bool]] = []
+        self._unchecked: list[EmbeddedBatch] = []
         # Where classes return: the head as it was before the task, and what it predicts.
         self._earlier_head: Head | None = None
 
@@ -217,7 +230,6 @@ class CIFNetModule(TaskModule):
 
     def abort_task(self) -> None:
         """Remove the unfinished task from the model."""
-        self._unchecked.clear()
         self.model.abort_task()
 
     def _embed(self, batch: Batch, learned: bool) -> Tensor:
@@ -235,8 +247,8 @@ class CIFNetModule(TaskModule):
             self.cached_embeddings += learned * len(z)
         else:
             z = self.model.embed_unchecked(batch.image)
-        self._unchecked.append((z, batch, learned))
-        waiting = sum(len(embedded) for embedded, _, _ in self._unchecked)
+        self._unchecked.append(EmbeddedBatch(z, batch, learned))
+        waiting = sum(len(embedded.z) for embedded in self._unchecked)
         if z.device.type != "cuda" or waiting >= EMBEDDED_BATCH:
             self.complete_batches()
         return z

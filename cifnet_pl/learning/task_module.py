@@ -85,7 +85,7 @@ class TaskModule(LightningModule):
         self.preparation_seconds = 0.0
         self.position: dict[str, Any] | None = None
         self.cached_embeddings = 0  # of the task: read from the cache, not computed
-        self._task_start: float | None = None  # None between tasks
+        self._task_start = 0.0
         self._under_way = False
         self._solving = False
 
@@ -243,12 +243,10 @@ class TaskModule(LightningModule):
         self._under_way = False
         self._solving = False
         end = time.perf_counter()
-        assert self._task_start is not None
         self._seconds = {
             "train_seconds": end - self._task_start,
             "solve_seconds": end - start,
         }
-        self._task_start = None
         trainer = self.trainer
         # The task counts as one optimizer step: else ``global_step`` would stay 0, and Lightning's
         # ModelCheckpoint save nothing.
@@ -356,7 +354,7 @@ class TaskModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what :class:`cifnet_pl.learning.run_state.RunState` reads."""
         seconds = 0.0  # of an open task: they count if the run goes on inside it
-        if self._task_start is not None:
+        if self._under_way:
             seconds = time.perf_counter() - self._task_start
         checkpoint["cifnet"] = {
             "format": FORMAT,
