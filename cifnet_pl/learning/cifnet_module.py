@@ -195,15 +195,14 @@ class CIFNetModule(TaskModule):
         ):
             self.head.require("merges")
 
-    def begin_task(self, names: list[str], labels: list[int]) -> None:
+    def begin_task(self) -> None:
         """Begin the task in the model: its new classes, and those that return."""
         self.model.record_engines([self.engine])
         self._earlier_head = None
-        is_first = len(self.learned_tasks) == 1
-        if not is_first and self.data.kind.samples_return:
+        task = len(self.learned_tasks)
+        if task > 1 and self.data.kind.samples_return:
             self._earlier_head = copy.deepcopy(self.head)
-            known = len(self.class_names) - len(names)
-            task = len(self.learned_tasks)
+            known = len(self.class_names) - len(self.task.new)
             self._predicted_before = PrequentialRow(task, 0, 0, known)
         counts = self.task.counts
         self.model.begin_task(list(counts), list(counts.values()))
@@ -273,11 +272,7 @@ class CIFNetModule(TaskModule):
                 self._predicted_before.correct += int(correct.sum())
                 self._predicted_before.samples += len(z)
             if learned:
-                groups = None
-                groups_of_rows = self.data.source.train.groups
-                if groups_of_rows is not None:
-                    rows = batch.row.cpu().numpy()
-                    groups = given_groups(torch.from_numpy(groups_of_rows[rows]))
+                groups = given_groups(self.data.source.train.groups, batch.row)
                 self.model.observe(z, batch.label, batch.key, groups)
 
     # ------------------------------------------------------------------ prediction

@@ -95,8 +95,8 @@ class TaskModule(LightningModule):
         """Return the orders in which a task's images ``rows`` are learned, one for each pass."""
         return [rows]
 
-    def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Prepare for the classes of a new task: their names and labels."""
+    def begin_task(self) -> None:
+        """Prepare for a new task, whose classes are the last ones of ``class_names``."""
 
     def complete_batches(self) -> None:
         """Complete what waits for the device once all batches of a loop have been seen."""
@@ -227,12 +227,10 @@ class TaskModule(LightningModule):
         self.cached_embeddings = 0
         self.preparation_seconds = 0.0
         self.task = self.data.task(self.current_epoch)
-        names = self.task.new
-        start = len(self.class_names)
-        self.learned_tasks.append(names)
+        self.learned_tasks.append(self.task.new)
         self._under_way = True
         self._solving = False
-        self.begin_task(names, list(range(start, start + len(names))))
+        self.begin_task()
 
     def on_train_epoch_end(self) -> None:
         """Finish the task (add up, buffer, solve, calibrate), evaluate and record it."""

@@ -50,12 +50,13 @@ from cifnet_pl.utilities.files import (
     write_text,
 )
 from cifnet_pl.utilities.plugins import (
-    about,
     code_hash,
+    defaults_of,
     entry_point,
     import_name,
     names_import,
     optional,
+    title_of,
 )
 from cifnet_pl.utilities.run_folders import COMPLETE
 from cifnet_pl.utilities.text import number_of, utf8
@@ -184,7 +185,8 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
         versions[package] = version(package)
     return {
         "head": method.__name__,
-        **about(method),
+        "title": title_of(method),
+        "defaults": defaults_of(method),
         "backbone": module.backbone.name,
         "backbone_params": parameters,
         "network_params": parameters,
@@ -412,7 +414,7 @@ class PredictionRecord(Callback):
         # Fewer classes than five may be known.
         missing = (0, TOP_K - labels.shape[1])
         labels = pad(labels, missing, value=-1)
-        probabilities = pad(probabilities, missing, value=math.nan)
+        probabilities = pad(probabilities.float(), missing, value=math.nan)
         for k in range(TOP_K):
             judged[f"top_{k + 1}"] = labels[:, k]
             judged[f"probability_{k + 1}"] = probabilities[:, k]
@@ -436,9 +438,8 @@ class PredictionRecord(Callback):
         table["label"] = name_of[samples["target"]]
         for k in range(1, TOP_K + 1):
             labels = samples[f"top_{k}"].to_numpy()
-            probabilities = samples[f"probability_{k}"].to_numpy()
             table[f"top_{k}"] = name_of.take(labels, allow_fill=True)
-            table[f"probability_{k}"] = probabilities.astype("float32")
+            table[f"probability_{k}"] = samples[f"probability_{k}"].to_numpy()
         path = folder / "predictions.parquet" / f"task_{task:04}.parquet"
         write_atomic(
             path, lambda to: table.to_parquet(to, index=False, compression="zstd")
