@@ -91,7 +91,8 @@ class TaskMetrics(Callback):
         A folder with a configuration is a run's folder.
         Plug-ins are hashed before they learn: their files may be edited while the run goes on.
         """
-        plugin_hashes(cast(TaskModule, pl_module))
+        module = cast(TaskModule, pl_module)
+        plugin_hashes(module)
         folder = run_folder(trainer)
         if folder is None:
             return
@@ -103,8 +104,7 @@ class TaskMetrics(Callback):
         if self.config:
             write_text(path, self.config)
         elif not path.exists():
-            options = configuration(cast(TaskModule, pl_module))
-            write_text(path, dump_yaml(options))
+            write_text(path, dump_yaml(configuration(module)))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the tables, log the task to TensorBoard, and add it to the model's history."""
