@@ -211,9 +211,20 @@ def ungrouped(z: Tensor, y: Tensor, key: Tensor) -> BufferSamples:
     return BufferSamples(z, y, key, torch.full_like(key, -1))
 
 
-def given_groups(groups: Tensor) -> Tensor:
-    """Return groups (n,) int64 that the user gave as :class:`BufferSamples` have them."""
-    return -2 - (groups & 2**62 - 1)
+def given_groups(groups: np.ndarray | None, rows: Tensor) -> Tensor | None:
+    """Return the groups that the user gave of some samples, as :class:`BufferSamples` have them.
+
+    Args:
+        groups: int64 of all samples of a set; None without any.
+        rows: (n,) positions in the set.
+
+    Returns:
+        (n,) int64; None without groups.
+    """
+    if groups is None:
+        return None
+    own = torch.from_numpy(groups[rows.cpu().numpy()])
+    return -2 - (own & 2**62 - 1)
 
 
 def concatenate(parts: Sequence[BufferSamples]) -> BufferSamples:

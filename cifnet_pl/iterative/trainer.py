@@ -509,16 +509,17 @@ class IterativeModule(TaskModule):
             )
         return steps
 
-    def begin_task(self, names: list[str], labels: list[int]) -> None:
+    def begin_task(self) -> None:
         """Add the new classes; resume inside the task if the run was stopped there."""
         self.before = copy.deepcopy(self.state_dict())
         self._candidates = []
-        self.old_classes = labels[0]
-        self.n_classes = labels[-1] + 1
+        new_classes = len(self.task.new)
+        self.n_classes = len(self.class_names)
+        self.old_classes = self.n_classes - new_classes
         if self.old_classes:
             self.teacher = tuple(frozen(module) for module in self.teachers())
         with self.seeded(1, len(self.learned_tasks)):
-            self.expand(len(names))
+            self.expand(new_classes)
         self.to(self.device)
         self.image_counts = torch.zeros(
             self.n_classes, dtype=torch.int64, device=self.device

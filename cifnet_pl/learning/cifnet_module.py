@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,20 @@ from cifnet_pl.utilities.processes import of_all_processes
 
 BACKBONE_IMAGES = 5000
 """Largest number of images that a learned backbone is fitted to."""
+
+
+class EmbeddedBatch(NamedTuple):
+    """A batch whose embeddings were not looked at yet.
+
+    Attributes:
+        z: (n, d) float32 embeddings.
+        batch: its images, or the embeddings themselves.
+        learned: whether the model observes it.
+    """
+
+    z: Tensor
+    batch: Batch
+    learned: bool
 
 
 def _image_name(names: Sequence[str], rows: Tensor, position: int) -> str:
@@ -112,8 +126,7 @@ class CIFNetModule(TaskModule):
         self.calibration = self.model.calibration
         # The engine of the backbone, once a Trainer is known; to prepare it takes seconds.
         self.engine = ""
-        # Embeddings (n, d) that were not looked at yet, their batch, and whether it is learned.
-        self._unchecked: list[tuple[Tensor, Batch, bool]] = []
+        self._unchecked: list[EmbeddedBatch] = []
         # Where classes return: the head as it was before the task, and what it predicts.
         self._earlier_head: Head | None = None
 
@@ -182,15 +195,14 @@ class CIFNetModule(TaskModule):
         ):
             self.head.require("merges")
 
-    def begin_task(self, names: list[str], labels: list[int]) -> None:
+    def begin_task(self) -> None:
         """Begin the task in the model: its new classes, and those that return."""
         self.model.record_engines([self.engine])
         self._earlier_head = None
-        is_first = len(self.learned_tasks) == 1
-        if not is_first and self.data.kind.samples_return:
+        task = len(self.learned_tasks)
+        if task > 1 and self.data.kind.samples_return:
             self._earlier_head = copy.deepcopy(self.head)
-            known = len(self.class_names) - len(names)
-            task = len(self.learned_tasks)
+            known = len(self.class_names) - len(self.task.new)
             self._predicted_before = PrequentialRow(task, 0, 0, known)
         counts = self.task.counts
         self.model.begin_task(list(counts), list(counts.values()))
@@ -217,7 +229,6 @@ class CIFNetModule(TaskModule):
 
     def abort_task(self) -> None:
         """Remove the unfinished task from the model."""
-        self._unchecked.clear()
         self.model.abort_task()
 
     def _embed(self, batch: Batch, learned: bool) -> Tensor:
@@ -235,8 +246,8 @@ class CIFNetModule(TaskModule):
             self.cached_embeddings += learned * len(z)
         else:
             z = self.model.embed_unchecked(batch.image)
-        self._unchecked.append((z, batch, learned))
-        waiting = sum(len(embedded) for embedded, _, _ in self._unchecked)
+        self._unchecked.append(EmbeddedBatch(z, batch, learned))
+        waiting = sum(len(embedded.z) for embedded in self._unchecked)
         if z.device.type != "cuda" or waiting >= EMBEDDED_BATCH:
             self.complete_batches()
         return z
@@ -261,11 +272,7 @@ class CIFNetModule(TaskModule):
                 self._predicted_before.correct += int(correct.sum())
                 self._predicted_before.samples += len(z)
             if learned:
-                groups = None
-                groups_of_rows = self.data.source.train.groups
-                if groups_of_rows is not None:
-                    rows = batch.row.cpu().numpy()
-                    groups = given_groups(torch.from_numpy(groups_of_rows[rows]))
+                groups = given_groups(self.data.source.train.groups, batch.row)
                 self.model.observe(z, batch.label, batch.key, groups)
 
     # ------------------------------------------------------------------ prediction

@@ -85,7 +85,7 @@ class TaskModule(LightningModule):
         self.preparation_seconds = 0.0
         self.position: dict[str, Any] | None = None
         self.cached_embeddings = 0  # of the task: read from the cache, not computed
-        self._task_start: float | None = None  # None between tasks
+        self._task_start = 0.0
         self._under_way = False
         self._solving = False
 
@@ -95,8 +95,8 @@ class TaskModule(LightningModule):
         """Return the orders in which a task's images ``rows`` are learned, one for each pass."""
         return [rows]
 
-    def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Prepare for the classes of a new task: their names and labels."""
+    def begin_task(self) -> None:
+        """Prepare for a new task, whose classes are the last ones of ``class_names``."""
 
     def complete_batches(self) -> None:
         """Complete what waits for the device once all batches of a loop have been seen."""
@@ -227,12 +227,10 @@ class TaskModule(LightningModule):
         self.cached_embeddings = 0
         self.preparation_seconds = 0.0
         self.task = self.data.task(self.current_epoch)
-        names = self.task.new
-        start = len(self.class_names)
-        self.learned_tasks.append(names)
+        self.learned_tasks.append(self.task.new)
         self._under_way = True
         self._solving = False
-        self.begin_task(names, list(range(start, start + len(names))))
+        self.begin_task()
 
     def on_train_epoch_end(self) -> None:
         """Finish the task (add up, buffer, solve, calibrate), evaluate and record it."""
@@ -243,12 +241,10 @@ class TaskModule(LightningModule):
         self._under_way = False
         self._solving = False
         end = time.perf_counter()
-        assert self._task_start is not None
         self._seconds = {
             "train_seconds": end - self._task_start,
             "solve_seconds": end - start,
         }
-        self._task_start = None
         trainer = self.trainer
         # The task counts as one optimizer step: else ``global_step`` would stay 0, and Lightning's
         # ModelCheckpoint save nothing.
@@ -356,7 +352,7 @@ class TaskModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what :class:`cifnet_pl.learning.run_state.RunState` reads."""
         seconds = 0.0  # of an open task: they count if the run goes on inside it
-        if self._task_start is not None:
+        if self._under_way:
             seconds = time.perf_counter() - self._task_start
         checkpoint["cifnet"] = {
             "format": FORMAT,

@@ -52,15 +52,7 @@ class UnsupportedError(CifnetError):
 
 
 class NonFiniteError(CifnetError):
-    """Embeddings hold NaN or Inf; no statistic was changed.
-
-    Attributes:
-        rows: of the batch that hold them.
-    """
-
-    def __init__(self, message: str, rows: list[int]):
-        super().__init__(message)
-        self.rows = rows
+    """Embeddings hold NaN or Inf; no statistic was changed."""
 
 
 REFUSALS = (
@@ -251,7 +243,7 @@ def check_embeddings(
 
     Raises:
         CifnetError: wrong number of dimensions, width or dtype.
-        NonFiniteError: NaN or Inf, with the rows that hold them.
+        NonFiniteError: NaN or Inf.
     """
     import torch  # not above: it takes seconds, which help and errors in options need not wait
 
@@ -272,7 +264,7 @@ def check_embeddings(
         )
         if name is not None:
             found = f"{name(rows[0])}: {found}"
-        raise NonFiniteError(found, rows)
+        raise NonFiniteError(found)
 
 
 def explaining_full_memory(batch_size: int) -> AbstractContextManager[None]:

@@ -48,23 +48,16 @@ def title_of(part: type) -> str:
 
 @cache
 def defaults_of(part: Callable[..., Any]) -> dict[str, Any]:
-    """Return the defaults of the arguments of a callable, without seeds, heads and buffers."""
+    """Return the defaults of a callable's arguments that are a text, a number or null.
+
+    Seeds are left out, and whether there is a head or a buffer.
+    """
     defaults = {}
     for name, argument in inspect.signature(part).parameters.items():
-        has_default = argument.default is not inspect.Parameter.empty
-        if has_default and name not in ("head", "buffer", "seed"):
+        is_plain = isinstance(argument.default, str | int | float | None)
+        if is_plain and name not in ("head", "buffer", "seed"):
             defaults[name] = argument.default
     return defaults
-
-
-def about(part: type) -> dict[str, Any]:
-    """Return the title and the defaults of a head or a method, for a run's summary."""
-    plain = {
-        name: value
-        for name, value in defaults_of(part).items()
-        if isinstance(value, str | int | float | None)
-    }
-    return {"title": title_of(part), "defaults": plain}
 
 
 @cache

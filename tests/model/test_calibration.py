@@ -305,7 +305,7 @@ def test_groups_that_the_user_gave(tmp_path: Path) -> None:
     z, y = images(1)
     group = torch.arange(len(y)) // EACH
     model = empty(CalibrationBuffer())
-    given = given_groups(2**40 - group)
+    given = given_groups(2**40 - np.arange(len(y)), group)
     given[:4] = -1
     learn_embeddings(model, NAMES, z, y, 1000 - torch.arange(len(y)), given)
     assert model.calibration.estimate_kind == "given"
@@ -381,7 +381,7 @@ def test_of_classes_of_one_group_no_accuracy_is_promised() -> None:
     """Without its group nothing is known of a class."""
     z, y = images(1)
     model = empty(CalibrationBuffer())
-    learn_embeddings(model, NAMES, z, y, groups=given_groups(y))
+    learn_embeddings(model, NAMES, z, y, groups=given_groups(np.arange(CLASSES), y))
     assert model.calibration.estimate_kind == "one_group"
     loo, new_groups = model.calibration.estimates
     assert loo is not None

@@ -13,7 +13,7 @@ from cifnet_pl.heads import HEADS
 from cifnet_pl.iterative import FOSTERModule
 from cifnet_pl.report.results import JOINT, METHODS, Results, read_results, warnings
 from cifnet_pl.report.tables import settings_table
-from cifnet_pl.utilities.plugins import about, title_of
+from cifnet_pl.utilities.plugins import defaults_of, title_of
 from tests.report.synthetic import results_of, write_run
 
 
@@ -182,8 +182,9 @@ def trained(folder: Path, seed: int, **options: Any) -> None:
     given = {"backbone": "b", "seed": seed, **options}
     config["model"] = {"class_path": "cifnet_pl.FOSTERModule", "init_args": given}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    own = {"head_settings": None, "buffer_settings": None, **about(FOSTERModule)}
-    say(run, head="FOSTERModule", **own)
+    names = {"head": "FOSTERModule", "title": title_of(FOSTERModule)}
+    own = {"head_settings": None, "defaults": defaults_of(FOSTERModule)}
+    say(run, buffer_settings=None, **names, **own)
 
 
 def test_seeds_of_a_trained_method_are_one_row(tmp_path: Path) -> None:

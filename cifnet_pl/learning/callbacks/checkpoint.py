@@ -154,7 +154,7 @@ class HeldOutImages(Callback):
         if not self._is_due or evaluation is None or not evaluation.images:
             return
         folder = run_folder(trainer)
-        model = self._refit(module, evaluation.class_counts[1])
+        model = self._refit(module, evaluation.samples["target"].to_numpy())
         if folder is not None:
             model.save(folder / COMPLETE, overwrite=True)
 
@@ -163,12 +163,12 @@ class HeldOutImages(Callback):
 
         Args:
             module: of the run.
-            images: (C,) number of held-out images of each class.
+            images: (n,) label of each held-out image.
         """
         start = time.perf_counter()
         data = module.data
         model = module.model.clone()
-        tested = np.flatnonzero(images)
+        tested = np.unique(images)
         names = [model.class_names[label] for label in tested]
         # Some process may get no image.
         none = torch.zeros(0, dtype=torch.int64)
@@ -180,14 +180,13 @@ class HeldOutImages(Callback):
         classes = torch.from_numpy(np.searchsorted(tested, held_out.y.numpy()))
         hashes = torch.from_numpy(data.source.test.hashes(rows))
         samples = ungrouped(held_out.z, classes, hashes)
-        groups_of_rows = data.source.test.groups
-        if groups_of_rows is not None:
-            groups = torch.from_numpy(groups_of_rows[rows])
-            samples = samples._replace(group=given_groups(groups))
+        groups = given_groups(data.source.test.groups, held_out.key)
+        if groups is not None:
+            samples = samples._replace(group=groups)
         model.learn_embeddings(names, samples, reduce=module.sum_over_processes)
         model.record_event(
             "extend",
-            sum(model.counts.values()) - sum(module.model.counts.values()),
+            len(images),
             seconds=time.perf_counter() - start,
             class_names=names,
             parents=[module.model.identity],

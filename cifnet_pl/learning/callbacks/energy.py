@@ -65,9 +65,8 @@ class EnergyMonitor(Callback):
         self._tracker: Any = None
         self._last_total = torch.zeros(len(COMPONENTS), dtype=torch.float64)
         self._task_open = False
-        # Of the open task: up to the last checkpoint, and in earlier runs. NaN where not known.
+        # Of the open task, in earlier runs too, up to the last reading. NaN where not known.
         self._spent = torch.zeros_like(self._last_total)
-        self._stored = torch.zeros_like(self._last_total)
 
     # ------------------------------------------------------------------ hooks, in Lightning's order
 
@@ -114,13 +113,11 @@ class EnergyMonitor(Callback):
         """
         module = cast(TaskModule, pl_module)
         since_last = self._since_last()
-        self._spent = torch.zeros_like(self._last_total)
-        if module.position is not None:
-            self._spent = self._stored
-        elif module.preparation_seconds:
-            self._spent = since_last
+        if module.position is None:
+            self._spent = torch.zeros_like(since_last)
+            if module.preparation_seconds:
+                self._spent = since_last
         self._task_open = True
-        self._stored = torch.zeros_like(self._last_total)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to measure the evaluation."""
@@ -159,7 +156,7 @@ class EnergyMonitor(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the energy of the open task."""
-        self._stored = state_dict["spent"]
+        self._spent = state_dict["spent"]
 
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 import os
 import platform
@@ -20,7 +19,6 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import torch
-import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
@@ -44,6 +42,7 @@ from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.drawing import draw_confusion, draw_trajectory, png
 from cifnet_pl.model.metrics import TOP_K, top_classes
 from cifnet_pl.utilities.files import (
+    dump_yaml,
     flatten,
     write_atomic,
     write_bytes,
@@ -51,12 +50,13 @@ from cifnet_pl.utilities.files import (
     write_text,
 )
 from cifnet_pl.utilities.plugins import (
-    about,
     code_hash,
+    defaults_of,
     entry_point,
     import_name,
     names_import,
     optional,
+    title_of,
 )
 from cifnet_pl.utilities.run_folders import COMPLETE
 from cifnet_pl.utilities.text import number_of, utf8
@@ -91,7 +91,8 @@ class TaskMetrics(Callback):
         A folder with a configuration is a run's folder.
         Plug-ins are hashed before they learn: their files may be edited while the run goes on.
         """
-        plugin_hashes(cast(TaskModule, pl_module))
+        module = cast(TaskModule, pl_module)
+        plugin_hashes(module)
         folder = run_folder(trainer)
         if folder is None:
             return
@@ -103,9 +104,7 @@ class TaskMetrics(Callback):
         if self.config:
             write_text(path, self.config)
         elif not path.exists():
-            options = configuration(cast(TaskModule, pl_module))
-            text = yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
-            write_text(path, text)
+            write_text(path, dump_yaml(configuration(module)))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the tables, log the task to TensorBoard, and add it to the model's history."""
@@ -186,7 +185,8 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
         versions[package] = version(package)
     return {
         "head": method.__name__,
-        **about(method),
+        "title": title_of(method),
+        "defaults": defaults_of(method),
         "backbone": module.backbone.name,
         "backbone_params": parameters,
         "network_params": parameters,
@@ -414,7 +414,7 @@ class PredictionRecord(Callback):
         # Fewer classes than five may be known.
         missing = (0, TOP_K - labels.shape[1])
         labels = pad(labels, missing, value=-1)
-        probabilities = pad(probabilities, missing, value=math.nan)
+        probabilities = pad(probabilities.float(), missing, value=math.nan)
         for k in range(TOP_K):
             judged[f"top_{k + 1}"] = labels[:, k]
             judged[f"probability_{k + 1}"] = probabilities[:, k]
@@ -438,9 +438,8 @@ class PredictionRecord(Callback):
         table["label"] = name_of[samples["target"]]
         for k in range(1, TOP_K + 1):
             labels = samples[f"top_{k}"].to_numpy()
-            probabilities = samples[f"probability_{k}"].to_numpy()
             table[f"top_{k}"] = name_of.take(labels, allow_fill=True)
-            table[f"probability_{k}"] = probabilities.astype("float32")
+            table[f"probability_{k}"] = samples[f"probability_{k}"].to_numpy()
         path = folder / "predictions.parquet" / f"task_{task:04}.parquet"
         write_atomic(
             path, lambda to: table.to_parquet(to, index=False, compression="zstd")
@@ -454,7 +453,7 @@ class TrajectoryPlot(Callback):
     """
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw both."""
+        """Draw both, and show them in TensorBoard."""
         folder = run_folder(trainer)
         module = cast(TaskModule, pl_module)
         record = module.record
@@ -463,31 +462,24 @@ class TrajectoryPlot(Callback):
         title = f"{folder.parent.name}, {folder.name.replace('_', ' ')}"
         classes_seen = [row.classes_seen for row in record.rows]
         average = [row.average for row in record.rows]
-        figure = draw_trajectory(
+        figures = {}
+        figures["trajectory"] = draw_trajectory(
             classes_seen, record.trajectory, average, record.matrix, title
         )
-        write_figure(trainer, folder / "trajectory.png", png(figure))
         evaluation = module.evaluation
         if module.is_complete and evaluation is not None and evaluation.images:
-            figure = draw_confusion(evaluation.confusion, module.class_names, title)
-            write_figure(trainer, folder / "confusion.png", png(figure))
-
-
-def write_figure(trainer: Trainer, path: Path, content: bytes) -> None:
-    """Write a PNG file, and show it in TensorBoard under the file's name.
-
-    Args:
-        trainer: its loggers show the figure, at the number of tasks.
-        path: the file.
-        content: PNG.
-    """
-    write_bytes(path, content)
-    with Image.open(io.BytesIO(content)) as opened:
-        pixels = np.asarray(opened)
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            step = trainer.global_step
-            logger.experiment.add_image(path.stem, pixels, step, dataformats="HWC")
+            figures["confusion"] = draw_confusion(
+                evaluation.confusion, module.class_names, title
+            )
+        step = trainer.global_step  # the number of tasks
+        for name, figure in figures.items():
+            path = folder / f"{name}.png"
+            write_bytes(path, png(figure))
+            with Image.open(path) as opened:
+                pixels = np.asarray(opened)
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.experiment.add_image(name, pixels, step, dataformats="HWC")
 
 
 def run_callbacks(config: str = "", progress_bar: bool = False) -> list[Callback]:
