@@ -11,11 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from cifnet_pl.heads.base import Dtype, Head, Metric, check_positive
+from cifnet_pl.heads.base import Dtype, Head, Metric
 from cifnet_pl.heads.sums import kept_weights
 from cifnet_pl.statistics import augment
 from cifnet_pl.statistics.leaving_out import ROWS_PER_STEP
-from cifnet_pl.utilities.errors import check_choice, check_that
+from cifnet_pl.utilities.errors import (
+    check_choice,
+    check_count,
+    check_positive,
+    check_that,
+)
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
 
 
@@ -172,14 +177,11 @@ class KNNHead(SamplesHead):
         dtype: Dtype = "float32",
     ):
         super().__init__(in_features, dtype)
-        check_that(neighbours >= 1, "neighbours", neighbours, "at least 1")
+        check_count("neighbours", neighbours)
         check_choice("metric", metric, Metric)
         self.neighbours = neighbours
         self.metric = metric
         self.samples = Samples(in_features, self.dtype)
-
-    def _begin(self, new: int, counts: Sequence[int] | None) -> None:
-        """Do nothing: samples need no room in advance."""
 
     def _solve(self) -> None:
         if len(self.pending):
@@ -328,7 +330,7 @@ class LogisticHead(ReplayHead):
     ):
         super().__init__(in_features, dtype)
         check_positive("inverse_penalty", inverse_penalty)
-        check_that(max_iter >= 1, "max_iter", max_iter, "at least 1")
+        check_count("max_iter", max_iter)
         self.inverse_penalty = inverse_penalty
         self.max_iter = max_iter
 
@@ -385,8 +387,8 @@ class SGDHead(ReplayHead):
         super().__init__(in_features, dtype)
         check_positive("learning_rate", learning_rate)
         check_that(0 <= momentum < 1, "momentum", momentum, "at least 0 and below 1")
-        check_that(epochs >= 1, "epochs", epochs, "at least 1")
-        check_that(batch_size >= 1, "batch_size", batch_size, "at least 1")
+        check_count("epochs", epochs)
+        check_count("batch_size", batch_size)
         self.learning_rate = learning_rate
         self.momentum = momentum
         self.epochs = epochs

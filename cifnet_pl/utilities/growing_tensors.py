@@ -79,18 +79,21 @@ def no_rows(dtype: torch.dtype, *columns: int) -> Tensor:
     return nn.Buffer(torch.zeros(0, *columns, dtype=dtype))
 
 
-def make_room(module: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
+def make_room(module: Any, state_dict: Mapping[str, Any], prefix: str) -> None:
     """Give the buffers of a module the shapes of stored ones, so that those can be loaded.
 
     Args:
-        module: to load into; its children are left as they are.
-        state: its part of a state, without prefix.
-        prefix: of its names, for errors.
+        module: to load into, a :class:`GrowingModule` or a head; of its children it creates itself
+            those that have tensors in the state (``_before_load``).
+        state_dict: the state of the whole model.
+        prefix: of its names in the state.
 
     Raises:
         CheckpointError: a stored tensor differs in more than the number of its rows, or has another
             kind of numbers. A dimension of size 0 takes any size.
     """
+    state = state_of(state_dict, prefix)
+    module._before_load(state)
     for name, buffer in module.named_buffers(recurse=False):
         incoming = state.get(name)
         if not isinstance(incoming, Tensor):
@@ -124,9 +127,7 @@ class GrowingModule(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        state = state_of(state_dict, prefix)
-        self._before_load(state)
-        make_room(self, state, prefix)
+        make_room(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
