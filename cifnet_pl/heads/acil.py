@@ -285,8 +285,7 @@ class DSALHead(ACILHead):
 
     def _count_duplicates(self, count: int) -> None:
         super()._count_duplicates(count)
-        compensation = self._open_compensation()
-        compensation.seen -= count
+        self._open_compensation().seen -= count
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         super()._reduce(sum_in_place)

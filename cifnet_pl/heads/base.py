@@ -171,6 +171,7 @@ class Head(nn.Module, ABC):
 
     def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__()
+        self.register_load_state_dict_pre_hook(make_room)
         check_count("in_features", in_features)
         check_choice("dtype of the statistics", dtype, Dtype)
         self.in_features = in_features
@@ -652,8 +653,7 @@ class Head(nn.Module, ABC):
 
     def sum_of_rules(self, scores: Tensor) -> Tensor:
         """Return the scores (n, C) of the head from (rules, n, C); most heads have one rule."""
-        (rule,) = scores
-        return rule
+        return scores[0]
 
     @in_full_precision
     def rules_left_out(self, z: Numbers, y: Numbers) -> tuple[LeftOut, ...]:
@@ -845,12 +845,6 @@ class Head(nn.Module, ABC):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._statistics_changed()
         return cast(Any, super())._apply(functools.partial(moved, fn), recurse)
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        make_room(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         """Create the children that ``state`` has tensors for.

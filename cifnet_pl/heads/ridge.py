@@ -247,7 +247,7 @@ class RidgeHead(SumsHead):
         """Return the scores (n, C): the sum of those of each rule, each times its weight."""
         if not self.selects_rule:
             return super().sum_of_rules(scores)
-        discriminant, regression = scores
+        discriminant, regression = scores.unbind()
         weights = self.rule_weights
         return weights[0] * discriminant + weights[1] * regression
 

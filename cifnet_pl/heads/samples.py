@@ -38,6 +38,7 @@ class Samples(GrowingModule):
         self.z = no_rows(dtype, width)
         self.y = no_rows(torch.int64)
         self.weight = no_rows(torch.float64)
+        self.register_state_dict_pre_hook(Samples.gather)
         # Columns z, y and weight of what was added and is not in the buffers yet.
         self._added: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -57,8 +58,11 @@ class Samples(GrowingModule):
         weights = weight.to(self.weight, copy=True)
         self._added.append((embeddings, y.to(self.y, copy=True), weights))
 
-    def gather(self) -> None:
-        """Copy what was added since the last call into the buffers: one copy for many batches."""
+    def gather(self, *_: Any) -> None:
+        """Copy what was added since the last call into the buffers: one copy for many batches.
+
+        Torch calls it before it reads the state, too, and passes arguments that do not matter.
+        """
         if self._added:
             parts = [(self.z, self.y, self.weight), *self._added]
             self.z, self.y, self.weight = map(torch.cat, zip(*parts, strict=True))
@@ -104,12 +108,6 @@ class Samples(GrowingModule):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self.gather()
         return super()._apply(fn, recurse)
-
-    def _save_to_state_dict(
-        self, destination: Any, prefix: str, keep_vars: bool
-    ) -> None:
-        self.gather()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         self._added = []

@@ -79,14 +79,16 @@ def no_rows(dtype: torch.dtype, *columns: int) -> Tensor:
     return nn.Buffer(torch.zeros(0, *columns, dtype=dtype))
 
 
-def make_room(module: Any, state_dict: Mapping[str, Any], prefix: str) -> None:
+def make_room(module: Any, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
     """Give the buffers of a module the shapes of stored ones, so that those can be loaded.
 
+    A hook that torch calls before it loads tensors into a module.
+
     Args:
-        module: to load into, a :class:`GrowingModule` or a head; of its children it creates itself
-            those that have tensors in the state (``_before_load``).
+        module: to load into, a :class:`GrowingModule` or a head; it creates the children that have
+            tensors in the state itself (``_before_load``).
         state_dict: the state of the whole model.
-        prefix: of its names in the state.
+        prefix: of the module's names in it.
 
     Raises:
         CheckpointError: a stored tensor differs in more than the number of its rows, or has another
@@ -121,14 +123,12 @@ class GrowingModule(nn.Module):
     no float64.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_pre_hook(make_room)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         return cast(Any, super())._apply(partial(moved, fn), recurse)
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        make_room(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         """Create the children that have tensors in ``state``, this module's part without prefix."""
