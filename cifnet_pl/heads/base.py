@@ -171,7 +171,7 @@ class Head(nn.Module, ABC):
 
     def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__()
-        self.register_load_state_dict_pre_hook(make_room)
+        cast(Any, self).register_load_state_dict_pre_hook(make_room)
         check_count("in_features", in_features)
         check_choice("dtype of the statistics", dtype, Dtype)
         self.in_features = in_features

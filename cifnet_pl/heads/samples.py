@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class Samples(GrowingModule):
         self.z = no_rows(dtype, width)
         self.y = no_rows(torch.int64)
         self.weight = no_rows(torch.float64)
-        self.register_state_dict_pre_hook(Samples.gather)
+        cast(Any, self).register_state_dict_pre_hook(Samples.gather)
         # Columns z, y and weight of what was added and is not in the buffers yet.
         self._added: list[tuple[Tensor, Tensor, Tensor]] = []
 

@@ -125,7 +125,7 @@ class GrowingModule(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_load_state_dict_pre_hook(make_room)
+        cast(Any, self).register_load_state_dict_pre_hook(make_room)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         return cast(Any, super())._apply(partial(moved, fn), recurse)
