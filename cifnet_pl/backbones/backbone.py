@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -14,11 +14,10 @@ from cifnet_pl.backbones.engines import (
     FLOAT32,
     EngineChoice,
     Runtime,
-    natural_images,
     prepared_runtime,
 )
 from cifnet_pl.backbones.patches import Patches
-from cifnet_pl.utilities.errors import CifnetError, UsageError, check_choice, explained
+from cifnet_pl.utilities.errors import CifnetError, UsageError, check_choice
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import one_line
 
@@ -289,42 +288,17 @@ class Backbone(nn.Module):
 
     # ------------------------------------------------------------------ identity
 
-    @torch.inference_mode()
-    def outputs(self, side: int) -> Tensor:
-        """Return the embeddings (2, d) of two fixed images, by which networks are told apart.
-
-        Args:
-            side: of the images in pixels.
-
-        Raises:
-            CifnetError: a side that the network cannot take.
-        """
-        images = natural_images(side).to(self.scale.device)
-        return self.embed(images)
-
     @property
     def sha256(self) -> str:
         """Hash of all weights, their names and the preprocessing.
 
-        It does not depend on the network's code; :meth:`outputs` do.
+        It does not depend on the network's code.
         """
         if self._sha256 is None or self.learnable_patches:
             self._sha256 = fingerprint(
                 repr(self.preprocessing), self.network.state_dict()
             )
         return self._sha256
-
-    def load_weights(self, state: Mapping[str, Tensor]) -> None:
-        """Load the weights of a learned network.
-
-        Raises:
-            CifnetError: the weights do not fit.
-        """
-        with explained(
-            CifnetError, f"the weights do not fit {self.name}", RuntimeError
-        ):
-            self.network.load_state_dict(state)
-        self._sha256 = None
 
     def describe(self) -> dict[str, str | None]:
         """Return name, architecture and hash of the weights, by which a stored model finds it."""

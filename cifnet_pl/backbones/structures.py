@@ -6,7 +6,6 @@ says what to build before they are loaded; nothing stored is executed.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import re
 from collections import OrderedDict
@@ -90,12 +89,6 @@ def grown(layer: nn.Linear | None, inputs: int, outputs: int) -> nn.Linear:
             new.weight[:rows, :columns] = layer.weight.cpu()
             new.bias[:rows] = layer.bias.cpu()
     return new
-
-
-def frozen(module: nn.Module) -> nn.Module:
-    """Return a copy without gradients, in evaluation mode."""
-    duplicate = copy.deepcopy(module)
-    return duplicate.requires_grad_(False).eval()
 
 
 class Branches(nn.ModuleList):

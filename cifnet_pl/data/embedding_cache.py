@@ -29,7 +29,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from cifnet_pl.backbones.backbone import Backbone
-from cifnet_pl.backbones.engines import ENGINE_TOLERANCE
+from cifnet_pl.backbones.engines import ENGINE_TOLERANCE, natural_images
 from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import write_atomic, write_bytes
@@ -69,7 +69,8 @@ def pipeline_folder(
         CifnetError: it cannot be made: the disk is full or not writable.
     """
     engine = backbone.engine(device, precision)
-    outputs = backbone.outputs(image_size).cpu().numpy()
+    images = natural_images(image_size).to(backbone.device)
+    outputs = backbone.embed(images).cpu().numpy()
     parts = (*DECODERS, backbone.sha256, image_size, crop_ratio, precision, engine)
     key = _hash(repr(parts))[:32]
     folder = cache / key

@@ -27,7 +27,7 @@ from cifnet_pl.statistics import (
     solve_ridge,
     whiten,
 )
-from cifnet_pl.utilities.errors import UsageError, check_that
+from cifnet_pl.utilities.errors import UsageError, check_count, check_that
 from cifnet_pl.utilities.growing_tensors import no_rows
 
 
@@ -73,7 +73,7 @@ class ACILHead(SumsHead):
                     f" {in_features})"
                 )
             width = len(projection)
-        check_that(width >= 1, "width", width, "at least 1")
+        check_count("width", width)
         super().__init__(in_features, width, dtype)
         self.width = width
         self.ridge = check_ridge(ridge)
@@ -266,32 +266,30 @@ class DSALHead(ACILHead):
         zeros = self.residual_energy.new_zeros(new)
         self.residual_energy = torch.cat([self.residual_energy, zeros])
 
-    def _open_increment(self) -> Sums:
+    def _open_compensation(self) -> Sums:
         if self.compensation_increment is None:
             self.compensation_increment = self.compensation.empty(len(self.labels))
             self.cross = self.sums.packed_gram.new_zeros(self.width, self.width)
-        return super()._open_increment()
+        return self.compensation_increment
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
+        compensation = self._open_compensation()
         main = self._open_increment()
-        assert self.compensation_increment is not None
         projected = self._projected(z)
         h = projected.relu()
         phi = projected.tanh_()
         main.add(h, columns, weight)
-        self.compensation_increment.add(phi, columns, weight)
+        compensation.add(phi, columns, weight)
         weighted = phi * weight.to(phi)[:, None]
         self.cross.addmm_(weighted.T, h)
 
     def _count_duplicates(self, count: int) -> None:
         super()._count_duplicates(count)
-        assert self.compensation_increment is not None
-        self.compensation_increment.seen -= count
+        self._open_compensation().seen -= count
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         super()._reduce(sum_in_place)
-        assert self.compensation_increment is not None
-        self.compensation_increment.reduce(sum_in_place)
+        self._open_compensation().reduce(sum_in_place)
         sum_in_place(self.cross)
 
     def _solve(self) -> None:
@@ -371,5 +369,7 @@ class DSALHead(ACILHead):
         self.compensation_weights = kept_weights(self.compensation_weights, columns)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
-        self.compensation_increment = None
         super()._before_load(state)
+        self.compensation_increment = None
+        if self.increment is not None:
+            self._open_compensation()

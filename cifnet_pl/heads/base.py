@@ -19,16 +19,11 @@ from cifnet_pl.utilities.errors import (
     UnsupportedError,
     UsageError,
     check_choice,
+    check_count,
     check_embeddings,
-    check_that,
     explained,
 )
-from cifnet_pl.utilities.growing_tensors import (
-    make_room,
-    moved,
-    no_rows,
-    state_of,
-)
+from cifnet_pl.utilities.growing_tensors import make_room, moved, no_rows
 
 ACTIONS: dict[str, str] = {
     "merges": "merge, or add samples to a class that is learned already",
@@ -104,11 +99,6 @@ def as_labels(values: Numbers, device: torch.device | str = "cpu") -> Tensor:
     return labels.long()
 
 
-def check_positive(name: str, value: float) -> None:
-    """Check an argument that is a number: UsageError unless it is positive and finite."""
-    check_that(0 < value < float("inf"), name, value, "a positive number")
-
-
 def scalar(value: float) -> Tensor:
     """Return a buffer of a single float64 number."""
     return nn.Buffer(torch.tensor(value, dtype=torch.float64))
@@ -181,7 +171,8 @@ class Head(nn.Module, ABC):
 
     def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__()
-        check_that(in_features >= 1, "in_features", in_features, "at least 1")
+        cast(Any, self).register_load_state_dict_pre_hook(make_room)
+        check_count("in_features", in_features)
         check_choice("dtype of the statistics", dtype, Dtype)
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
@@ -195,10 +186,6 @@ class Head(nn.Module, ABC):
         self.odds_power = scalar(1.0)
 
     # ------------------------------------------------------------------ what a subclass implements
-
-    @abstractmethod
-    def _begin(self, new: int, counts: Sequence[int] | None) -> None:
-        """Make room for ``new`` classes."""
 
     @abstractmethod
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
@@ -223,6 +210,9 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def _class_counts(self) -> Tensor:
         """Return (C,) int64 numbers of samples for :meth:`class_counts`."""
+
+    def _begin(self, new: int, counts: Sequence[int] | None) -> None:
+        """Make room for ``new`` classes."""
 
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         """Add checked samples of earlier classes."""
@@ -653,7 +643,7 @@ class Head(nn.Module, ABC):
         """
         rules = self.rules_left_out(z, y)
         own = self._groups(groups, len(y))
-        return self.sum_of_rules([left_out(own) for left_out in rules])
+        return self.sum_of_rules(torch.stack([left_out(own) for left_out in rules]))
 
     def _groups(self, groups: Numbers | None, count: int) -> Tensor:
         """Return the groups (count,) as a tensor; each sample its own where none are given."""
@@ -661,10 +651,9 @@ class Head(nn.Module, ABC):
             groups = torch.arange(count)
         return as_labels(groups, self.labels.device)
 
-    def sum_of_rules(self, scores: Sequence[Tensor]) -> Tensor:
-        """Return the scores (n, C) of the head from those of its rules; most heads have one."""
-        (rule,) = scores
-        return rule
+    def sum_of_rules(self, scores: Tensor) -> Tensor:
+        """Return the scores (n, C) of the head from (rules, n, C); most heads have one rule."""
+        return scores[0]
 
     @in_full_precision
     def rules_left_out(self, z: Numbers, y: Numbers) -> tuple[LeftOut, ...]:
@@ -856,14 +845,6 @@ class Head(nn.Module, ABC):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._statistics_changed()
         return cast(Any, super())._apply(functools.partial(moved, fn), recurse)
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        state = state_of(state_dict, prefix)
-        self._before_load(state)
-        make_room(self, state, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         """Create the children that ``state`` has tensors for.

@@ -136,8 +136,7 @@ class CIFNetHead(Head):
         increment.add(augment(z), columns - first, weight)
 
     def _count_duplicates(self, count: int) -> None:
-        increment = self._open_increment()
-        increment.seen -= count
+        self._open_increment().seen -= count
 
     def _open_increment(self) -> Sums:
         if self.increment is None:

@@ -115,8 +115,8 @@ class CalibrationSamples:
         return result
 
     @cached_property
-    def scores_of_rules(self) -> list[Tensor]:
-        """(n, C) float64 scores of each rule without each sample's group.
+    def scores_of_rules(self) -> Tensor:
+        """(rules, n, C) float64 scores of each rule without each sample's group.
 
         They are NaN where nothing is known without the group, as of a class of a single group, and
         for samples that are not counted.
@@ -128,8 +128,8 @@ class CalibrationSamples:
             gone = group_and_class.bincount()[group_and_class]
             learned = self.head._class_counts()[self.columns]
             unknown = unknown | (gone >= learned)
-        left_out = [rule(self.groups) for rule in self.rules]
-        return [scores.masked_fill(unknown[:, None], torch.nan) for scores in left_out]
+        left_out = torch.stack([rule(self.groups) for rule in self.rules])
+        return left_out.masked_fill(unknown[:, None], torch.nan)
 
     def known_scores(self) -> KnownScores:
         """Return the head's scores that are known, and the true columns of their samples."""
@@ -272,20 +272,19 @@ def calibrate(samples: CalibrationSamples) -> None:
             "calibration needs buffer samples, and there are none: use a calibration buffer"
         )
     rules = samples.scores_of_rules
-    is_known = torch.stack(rules).isfinite()
-    known = is_known.all(dim=2).all(dim=0)
+    known = rules.isfinite().all(dim=2).all(dim=0)
     head = samples.head
     head.temperature.fill_(1.0)
     head.odds_power.fill_(1.0)
     if not known.any():
         return
     columns = samples.columns[known]
-    known_rules = [scores[known] for scores in rules]
-    weights, power = fit_probabilities(known_rules, columns)
+    known_rules = rules[:, known]
+    weights, power = fit_probabilities(list(known_rules), columns)
     come_in_groups = len(torch.unique(samples.groups)) < len(samples.groups)
     if come_in_groups:
-        weighed = zip(weights, known_rules, strict=True)
-        scores = torch.stack([weight * rule for weight, rule in weighed]).sum(dim=0)
+        factors = rules.new_tensor(weights)[:, None, None]
+        scores = (factors * known_rules).sum(dim=0)
         scale, power = fit_probabilities([scores], columns, smallest_power=1.0)
         weights = tuple(scale[0] * weight for weight in weights)
     head.odds_power.fill_(power)
@@ -339,7 +338,10 @@ class ReferenceScores:
         known = ~scores.isnan()
         order = torch.argsort(scores[known])
         self.scores = scores[known][order]
-        self.weights = weights[known][order]
+        weights = weights[known][order]
+        self._cumulative = weights.cumsum(dim=0)
+        self._own = weights.mean()  # of a new image itself
+        self._total = weights.sum()
 
     def p_values(self, scores: Tensor) -> Tensor:
         """Compute the share of images of known classes whose score is at least as large.
@@ -357,13 +359,10 @@ class ReferenceScores:
             >>> reference.p_values(torch.tensor([100.0, 4.5], dtype=torch.float64)).tolist()
             [0.1, 0.5]
         """
-        cumulative = self.weights.cumsum(dim=0)
-        weight_before = pad(cumulative, (1, 0))
+        weight_before = pad(self._cumulative, (1, 0))
         position = torch.searchsorted(self.scores, scores.contiguous())
         below = weight_before[position]
-        total = self.weights.sum()
-        own = self.weights.mean()  # of the new image itself
-        return (total - below + own) / (total + own)
+        return (self._total - below + self._own) / (self._total + self._own)
 
     def threshold(self, share: float) -> float:
         """Return the smallest score that a share of the images of known classes do not exceed.
@@ -374,11 +373,9 @@ class ReferenceScores:
         Returns:
             The score; infinite where there are too few samples to tell.
         """
-        own = self.weights.mean()  # of the new image itself
-        total = self.weights.sum() + own
+        total = self._total + self._own
         needed = share * total * (1 - ROUNDING)
-        cumulative = self.weights.cumsum(dim=0)
-        first = int((cumulative < needed).sum())
+        first = int((self._cumulative < needed).sum())
         if first < len(self.scores):
             return float(self.scores[first])
         return float("inf")

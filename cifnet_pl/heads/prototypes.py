@@ -11,13 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from cifnet_pl.heads.acil import ACILHead
-from cifnet_pl.heads.base import (
-    Dtype,
-    Metric,
-    check_positive,
-    in_full_precision,
-    scalar,
-)
+from cifnet_pl.heads.base import Dtype, Metric, in_full_precision, scalar
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     ClassDistances,
@@ -38,7 +32,12 @@ from cifnet_pl.statistics import (
 )
 from cifnet_pl.statistics.leaving_out import ROUNDING
 from cifnet_pl.statistics.sums import add_product_, unpack
-from cifnet_pl.utilities.errors import check_choice, check_that
+from cifnet_pl.utilities.errors import (
+    check_choice,
+    check_count,
+    check_positive,
+    check_that,
+)
 
 
 class NCMHead(SumsHead):
@@ -241,7 +240,7 @@ class KLDAHead(SLDAHead):
         seed: int = 0,
         dtype: Dtype = "float64",
     ):
-        check_that(width >= 1, "width", width, "at least 1")
+        check_count("width", width)
         check_positive("gamma", gamma)
         super().__init__(in_features, shrinkage, dtype)
         self.sums = Sums(width + 1, dtype=self.dtype)

@@ -153,7 +153,11 @@ class RidgeHead(SumsHead):
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         if self.product_features == "auto":
-            self._settle(auto_product_features(counts))
+            products = 0.0
+            if counts is not None:
+                images = median(counts)
+                products = min(MOST_PRODUCTS, images // IMAGES_PER_PRODUCT)
+            self._settle(products)
         super()._begin(new, counts)
 
     def _features(self, z: Tensor) -> Tensor:
@@ -239,11 +243,11 @@ class RidgeHead(SumsHead):
             rules.append(factor.regression_left_out(rows, columns))
         return tuple(rules)
 
-    def sum_of_rules(self, scores: Sequence[Tensor]) -> Tensor:
+    def sum_of_rules(self, scores: Tensor) -> Tensor:
         """Return the scores (n, C): the sum of those of each rule, each times its weight."""
         if not self.selects_rule:
             return super().sum_of_rules(scores)
-        discriminant, regression = scores
+        discriminant, regression = scores.unbind()
         weights = self.rule_weights
         return weights[0] * discriminant + weights[1] * regression
 
@@ -307,14 +311,3 @@ class RidgeHead(SumsHead):
         column = self.classes.index(label)
         head.sums = self.sums.of_class(column)
         return head
-
-
-def auto_product_features(counts: Sequence[int] | None) -> float:
-    """Return how many product features for each feature "auto" takes.
-
-    Args:
-        counts: samples of each class in the first task; None where they are not known.
-    """
-    if counts is None:
-        return 0.0
-    return float(min(MOST_PRODUCTS, median(counts) // IMAGES_PER_PRODUCT))

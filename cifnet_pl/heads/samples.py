@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from cifnet_pl.heads.base import Dtype, Head, Metric, check_positive
+from cifnet_pl.heads.base import Dtype, Head, Metric
 from cifnet_pl.heads.sums import kept_weights
 from cifnet_pl.statistics import augment
 from cifnet_pl.statistics.leaving_out import ROWS_PER_STEP
-from cifnet_pl.utilities.errors import check_choice, check_that
+from cifnet_pl.utilities.errors import (
+    check_choice,
+    check_count,
+    check_positive,
+    check_that,
+)
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
 
 
@@ -33,6 +38,7 @@ class Samples(GrowingModule):
         self.z = no_rows(dtype, width)
         self.y = no_rows(torch.int64)
         self.weight = no_rows(torch.float64)
+        cast(Any, self).register_state_dict_pre_hook(Samples.gather)
         # Columns z, y and weight of what was added and is not in the buffers yet.
         self._added: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -52,8 +58,11 @@ class Samples(GrowingModule):
         weights = weight.to(self.weight, copy=True)
         self._added.append((embeddings, y.to(self.y, copy=True), weights))
 
-    def gather(self) -> None:
-        """Copy what was added since the last call into the buffers: one copy for many batches."""
+    def gather(self, *_: Any) -> None:
+        """Copy what was added since the last call into the buffers: one copy for many batches.
+
+        Torch calls it before it reads the state, too, and passes arguments that do not matter.
+        """
         if self._added:
             parts = [(self.z, self.y, self.weight), *self._added]
             self.z, self.y, self.weight = map(torch.cat, zip(*parts, strict=True))
@@ -99,12 +108,6 @@ class Samples(GrowingModule):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self.gather()
         return super()._apply(fn, recurse)
-
-    def _save_to_state_dict(
-        self, destination: Any, prefix: str, keep_vars: bool
-    ) -> None:
-        self.gather()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         self._added = []
@@ -172,14 +175,11 @@ class KNNHead(SamplesHead):
         dtype: Dtype = "float32",
     ):
         super().__init__(in_features, dtype)
-        check_that(neighbours >= 1, "neighbours", neighbours, "at least 1")
+        check_count("neighbours", neighbours)
         check_choice("metric", metric, Metric)
         self.neighbours = neighbours
         self.metric = metric
         self.samples = Samples(in_features, self.dtype)
-
-    def _begin(self, new: int, counts: Sequence[int] | None) -> None:
-        """Do nothing: samples need no room in advance."""
 
     def _solve(self) -> None:
         if len(self.pending):
@@ -328,7 +328,7 @@ class LogisticHead(ReplayHead):
     ):
         super().__init__(in_features, dtype)
         check_positive("inverse_penalty", inverse_penalty)
-        check_that(max_iter >= 1, "max_iter", max_iter, "at least 1")
+        check_count("max_iter", max_iter)
         self.inverse_penalty = inverse_penalty
         self.max_iter = max_iter
 
@@ -385,8 +385,8 @@ class SGDHead(ReplayHead):
         super().__init__(in_features, dtype)
         check_positive("learning_rate", learning_rate)
         check_that(0 <= momentum < 1, "momentum", momentum, "at least 0 and below 1")
-        check_that(epochs >= 1, "epochs", epochs, "at least 1")
-        check_that(batch_size >= 1, "batch_size", batch_size, "at least 1")
+        check_count("epochs", epochs)
+        check_count("batch_size", batch_size)
         self.learning_rate = learning_rate
         self.momentum = momentum
         self.epochs = epochs

@@ -16,7 +16,7 @@ from cifnet_pl.iterative.losses import (
     separation,
 )
 from cifnet_pl.iterative.replay import DistillationModule
-from cifnet_pl.utilities.errors import check_that
+from cifnet_pl.utilities.errors import check_count
 
 GAMMA = 0.1
 """Scale γ of the L1 distance between an embedding and its reconstruction."""
@@ -98,7 +98,7 @@ class CREATEModule(DistillationModule):
         **options: Any,
     ):
         super().__init__(**options)
-        check_that(latent >= 1, "latent", latent, "at least 1")
+        check_count("latent", latent)
         check_tuning(tuning, tuning_rate)
         self.options |= {
             "latent": latent,

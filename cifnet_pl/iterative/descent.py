@@ -24,7 +24,7 @@ from pydantic import (
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from cifnet_pl.utilities.errors import check_that
+from cifnet_pl.utilities.errors import check_positive, check_that
 from cifnet_pl.utilities.processes import of_all_processes
 
 Schedule = Literal["cosine", "step"]
@@ -208,7 +208,7 @@ def check_tuning(tuning: float, rate: float) -> None:
         UsageError: one is out of range.
     """
     check_that(tuning >= 0, "tuning", tuning, "at least 0")
-    check_that(rate > 0, "tuning_rate", rate, "a positive number")
+    check_positive("tuning_rate", rate)
 
 
 # ---------------------------------------------------------------------- processes

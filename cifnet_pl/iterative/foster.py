@@ -20,7 +20,7 @@ from cifnet_pl.iterative.losses import (
     effective_weights,
 )
 from cifnet_pl.iterative.trainer import IterativeModule
-from cifnet_pl.utilities.errors import check_that
+from cifnet_pl.utilities.errors import check_positive, check_that
 
 Evaluated = Literal["student", "branches"]
 
@@ -65,7 +65,7 @@ class FOSTERModule(IterativeModule):
         super().__init__(**options)
         fits = 0 <= boosting_beta < 1
         check_that(fits, "boosting_beta", boosting_beta, "at least 0 and below 1")
-        check_that(compression > 0, "compression", compression, "a positive number")
+        check_positive("compression", compression)
         rates = memory_rate or []
         if isinstance(rates, float):
             rates = [rates]

@@ -16,7 +16,7 @@ from cifnet_pl.heads import NCMHead, SGDHead
 from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.image_hashes import ImageHashes
-from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.errors import CifnetError, explained
 from cifnet_pl.utilities.text import now
 
 
@@ -80,7 +80,9 @@ def frozen_backbone(module: Any) -> Backbone:
     structure, network = module.learned_network()
     start = module.backbone
     backbone = build_backbone(learned_name(structure, start.name, start.architecture))
-    backbone.load_weights(network.state_dict())
+    unfit = f"the weights do not fit {backbone.name}"
+    with explained(CifnetError, unfit, RuntimeError):
+        backbone.network.load_state_dict(network.state_dict())
     images = natural_images(start.preprocessing.image_size)
     ours = backbone.embed(images)
     theirs = module.embed(images.to(module.device)).cpu()

@@ -17,7 +17,7 @@ from cifnet_pl.iterative.losses import (
     pooled_maps_distance,
 )
 from cifnet_pl.iterative.trainer import IterativeModule
-from cifnet_pl.utilities.errors import check_that
+from cifnet_pl.utilities.errors import check_count
 
 
 class CosineClassifier(nn.Module):
@@ -80,7 +80,7 @@ class PODNetModule(IterativeModule):
         **options: Any,
     ):
         super().__init__(**options)
-        check_that(proxies >= 1, "proxies", proxies, "at least 1")
+        check_count("proxies", proxies)
         check_tuning(tuning, tuning_rate)
         stages_of(self.network, "PODNet")
         if not last_relu:

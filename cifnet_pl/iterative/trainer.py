@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.backbones import DEFAULT_BACKBONE, build_backbone
-from cifnet_pl.backbones.structures import frozen, grown
+from cifnet_pl.backbones.structures import grown
 from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.iterative.augmentation import Augmentation, Policy
 from cifnet_pl.iterative.descent import (
@@ -50,6 +50,7 @@ from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,
     UsageError,
+    check_count,
     check_that,
     explained,
     explaining_full_memory,
@@ -195,7 +196,7 @@ class IterativeModule(TaskModule):
             self.regime = Regime(**self.options)
             self.augmentation = Augmentation(**self.options)
         if self.classifiers:
-            check_that(exemplars >= 1, "exemplars", exemplars, "at least 1")
+            check_count("exemplars", exemplars)
         self.epochs = self.regime.epochs[1]
         self.buffer_bytes = 1  # pixels
         self.seed = seed
@@ -517,7 +518,8 @@ class IterativeModule(TaskModule):
         self.n_classes = len(self.class_names)
         self.old_classes = self.n_classes - new_classes
         if self.old_classes:
-            self.teacher = tuple(frozen(module) for module in self.teachers())
+            copies = copy.deepcopy(self.teachers())
+            self.teacher = tuple(part.requires_grad_(False).eval() for part in copies)
         with self.seeded(1, len(self.learned_tasks)):
             self.expand(new_classes)
         self.to(self.device)

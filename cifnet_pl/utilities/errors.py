@@ -231,6 +231,16 @@ def check_that(fits: bool, option: str, value: object, expected: str) -> None:
         raise UsageError(f"{option} is {given}, expected {expected}")
 
 
+def check_count(option: str, value: int) -> None:
+    """Check an option that is a number of things: UsageError unless it is at least 1."""
+    check_that(value >= 1, option, value, "at least 1")
+
+
+def check_positive(option: str, value: float) -> None:
+    """Check an option that is a number: UsageError unless it is positive and finite."""
+    check_that(0 < value < float("inf"), option, value, "a positive number")
+
+
 def check_embeddings(
     z: Tensor, width: int, name: Callable[[int], str] | None = None
 ) -> None:

@@ -79,18 +79,23 @@ def no_rows(dtype: torch.dtype, *columns: int) -> Tensor:
     return nn.Buffer(torch.zeros(0, *columns, dtype=dtype))
 
 
-def make_room(module: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
+def make_room(module: Any, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
     """Give the buffers of a module the shapes of stored ones, so that those can be loaded.
 
+    A hook that torch calls before it loads tensors into a module.
+
     Args:
-        module: to load into; its children are left as they are.
-        state: its part of a state, without prefix.
-        prefix: of its names, for errors.
+        module: to load into, a :class:`GrowingModule` or a head; it creates the children that have
+            tensors in the state itself (``_before_load``).
+        state_dict: the state of the whole model.
+        prefix: of the module's names in it.
 
     Raises:
         CheckpointError: a stored tensor differs in more than the number of its rows, or has another
             kind of numbers. A dimension of size 0 takes any size.
     """
+    state = state_of(state_dict, prefix)
+    module._before_load(state)
     for name, buffer in module.named_buffers(recurse=False):
         incoming = state.get(name)
         if not isinstance(incoming, Tensor):
@@ -118,16 +123,12 @@ class GrowingModule(nn.Module):
     no float64.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        cast(Any, self).register_load_state_dict_pre_hook(make_room)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         return cast(Any, super())._apply(partial(moved, fn), recurse)
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        state = state_of(state_dict, prefix)
-        self._before_load(state)
-        make_room(self, state, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         """Create the children that have tensors in ``state``, this module's part without prefix."""

@@ -16,6 +16,7 @@ from cifnet_pl.iterative import (
     ReplayModule,
     TagFexModule,
 )
+from cifnet_pl.iterative.descent import StepBatch
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.iterative.suite import (
     NAMES,
@@ -191,6 +192,19 @@ def test_what_is_tuned(method, batches, fixed, tuned, tmp_path):
     same = {name for name in before if torch.equal(before[name], after[name])}
     assert fixed in same
     assert same.isdisjoint(tuned)
+
+
+def test_tagfex_compares_by_the_projector_from_before_the_task(short, watch):
+    module, _, _ = short(TagFexModule)
+    contrasts = watch(TagFexModule, "_contrast", lambda self, a, b: (a, b))
+    kept = module.exemplars
+    batch = StepBatch(kept.image, kept.label, kept.key, (0, 2, 0, 0), module)
+    module.loss(batch)
+    x = torch.cat([batch.inputs(0), batch.inputs(1)])
+    network, projector = module.teacher
+    expected = (projector(module.predictor(module.agnostic(x))), projector(network(x)))
+    torch.testing.assert_close(contrasts[1], expected)
+    assert not torch.allclose(module.projector(network(x)), expected[1], rtol=0.1)
 
 
 @pytest.mark.parametrize("last_relu", [True, False])
