@@ -138,7 +138,7 @@ def kept_promises(head: Head, buffer: CalibrationBuffer, images: Images) -> Tens
     y = images.val_y[rows]
     columns = (y[:, None] == head.labels).int().argmax(dim=1)
     samples = stored(head, buffer)
-    reference = ReferenceScores(samples.novelty(), samples.weights())
+    reference = ReferenceScores(samples.novelty(), samples.sample_weights())
     p = reference.p_values(head.novelty(z))
     percentages = [100 * (p <= share).double().mean() for share in SHARES]
     probabilities = head.probabilities(z)

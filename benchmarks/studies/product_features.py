@@ -53,7 +53,7 @@ def left_out_loss(model: Classifier) -> float:
     head = model.head
     probabilities = to_probabilities(scores, head.temperature, head.odds_power)
     of_true = probabilities.gather(1, columns[:, None])[:, 0]
-    weights = samples.weights()[known]
+    weights = samples.sample_weights()[known]
     return float(-(weights @ of_true.log()) / weights.sum())
 
 

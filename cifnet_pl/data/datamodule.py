@@ -380,7 +380,7 @@ class CIFNetDataModule(LightningDataModule):
             caches = self._caches
         # A cache knows the hashes of the images that it stores.
         for cache in caches.values():
-            cache.known(np.arange(len(cache.images)))
+            cache.known(np.arange(len(cache.samples)))
         found = find_duplicates(self.source, self.plan.rows)
         self.found_duplicates = found
         if self.duplicates == "keep":

@@ -92,7 +92,7 @@ class EmbeddingCache:
     """The embeddings of one image set on disk, class by class.
 
     Args:
-        images: the set; it learns the content hashes of what is embedded or stored.
+        samples: the set; it learns the content hashes of what is embedded or stored.
         class_names: name of each label of the set.
         folder: where the files of this set and pipeline are; None to keep embeddings in memory.
 
@@ -101,17 +101,17 @@ class EmbeddingCache:
     """
 
     def __init__(
-        self, images: SampleTable, class_names: list[str], folder: Path | None
+        self, samples: SampleTable, class_names: list[str], folder: Path | None
     ):
-        self.images = images
+        self.samples = samples
         self.class_names = class_names
         self.folder = folder
-        self.left_out = np.zeros(len(images), dtype=bool)
+        self.left_out = np.zeros(len(samples), dtype=bool)
         self._writable = True
         self._classes: dict[int, Tensor | None] = {}
-        self._embedded = np.zeros(len(images), dtype=bool)  # in ``_classes``
+        self._embedded = np.zeros(len(samples), dtype=bool)  # in ``_classes``
         self._stamps_before: dict[int, str] = {}  # of classes, when they were asked for
-        by_class = pd.Series(images.labels).groupby(images.labels)
+        by_class = pd.Series(samples.labels).groupby(samples.labels)
         self._place_in_class = by_class.cumcount().to_numpy()
 
     def _by_class(
@@ -123,7 +123,7 @@ class EmbeddingCache:
             The label, where the class is in ``rows``, its images' places in the class, and the
             embeddings (n, d) of the class, as far as there are any.
         """
-        labels = self.images.labels[rows]
+        labels = self.samples.labels[rows]
         for label in np.unique(labels).tolist():
             if self.folder is not None and label not in self._classes:
                 self._classes[label] = self._stored(self.folder, label)
@@ -171,9 +171,9 @@ class EmbeddingCache:
             the file is damaged.
         """
         path = self._path(folder, label)
-        rows = self.images.rows_of[label]
+        rows = self.samples.rows_of[label]
         # The files' sizes, inodes and change times; the contents where there are no files.
-        stamps = _hash(repr([self.images.change_stamp(row) for row in rows.tolist()]))
+        stamps = _hash(repr([self.samples.change_stamp(row) for row in rows.tolist()]))
         self._stamps_before[label] = stamps
         if not path.is_file():
             return None
@@ -189,8 +189,8 @@ class EmbeddingCache:
             log.warning("rebuilding damaged cache file %s (wrong checksum)", path)
             return None
         if metadata.get("stamps") == stamps:
-            self.images.hash_of[rows] = hashes.numpy()
-        elif not np.array_equal(hashes.numpy(), self.images.hashes(rows)):
+            self.samples.hash_of[rows] = hashes.numpy()
+        elif not np.array_equal(hashes.numpy(), self.samples.hashes(rows)):
             return None
         self._embedded[rows] = ~z[:, 0].isnan().numpy()
         return z
@@ -205,11 +205,11 @@ class EmbeddingCache:
         """
         embeddings = z.float().cpu()
         embedded = rows.numpy()
-        self.images.hash_of[embedded] = hashes.cpu().numpy()
+        self.samples.hash_of[embedded] = hashes.cpu().numpy()
         for label, own, places, of_class in self._by_class(embedded):
             if of_class is None:
                 # What is left out stays NaN.
-                count_of_class = len(self.images.rows_of[label])
+                count_of_class = len(self.samples.rows_of[label])
                 of_class = torch.full((count_of_class, embeddings.shape[1]), np.nan)
                 self._classes[label] = of_class
             if self._embedded[embedded[own]].all():
@@ -220,7 +220,7 @@ class EmbeddingCache:
                 self._write(self.folder, label, of_class)
 
     def _is_complete(self, label: int) -> bool:
-        rows = self.images.rows_of[label]
+        rows = self.samples.rows_of[label]
         return bool((self._embedded[rows] | self.left_out[rows]).all())
 
     def take_incomplete(self) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -234,10 +234,10 @@ class EmbeddingCache:
         for label, z in self._classes.items():
             if z is None or self._is_complete(label):
                 continue
-            rows_of_class = self.images.rows_of[label]
+            rows_of_class = self.samples.rows_of[label]
             embedded = self._embedded[rows_of_class]
             rows = rows_of_class[embedded]
-            hashes = self.images.hash_of[rows]
+            hashes = self.samples.hash_of[rows]
             parts.append(
                 (torch.from_numpy(rows), torch.from_numpy(hashes), z[embedded])
             )
@@ -247,11 +247,11 @@ class EmbeddingCache:
 
     def _write(self, folder: Path, label: int, z: Tensor) -> None:
         """Write a class; warn once if that is impossible, as in a shared cache of someone else."""
-        rows = self.images.rows_of[label]
+        rows = self.samples.rows_of[label]
         # Memory is freed: the file is mapped when it is needed.
         del self._classes[label]
         self._embedded[rows] = False
-        hashes = torch.from_numpy(self.images.hash_of[rows])
+        hashes = torch.from_numpy(self.samples.hash_of[rows])
         # Where images changed while they were read, these are no longer their stamps, and nobody
         # uses the file.
         metadata = {
@@ -269,7 +269,7 @@ class EmbeddingCache:
 
     def _path(self, folder: Path, label: int) -> Path:
         """Return the file of a class: a hash of the class name and the names of its images."""
-        names = self.images.names_of(self.images.rows_of[label])
+        names = self.samples.names_of(self.samples.rows_of[label])
         key = _hash("\0".join([self.class_names[label], *names]))[:32]
         return folder / f"{key}.safetensors"
 

@@ -90,7 +90,7 @@ class ImageLoader:
     """Decode batches of images, by threads or processes.
 
     Args:
-        images: the set.
+        samples: the set.
         size: side of the squares in pixels; any for embeddings.
         crop_ratio: share of the short side that is kept.
         workers: their number; None to share out the cores.
@@ -103,14 +103,14 @@ class ImageLoader:
 
     def __init__(
         self,
-        images: SampleTable,
+        samples: SampleTable,
         size: int,
         crop_ratio: float,
         workers: int | None,
         device: str = "cpu",
         processes: int = 1,
     ):
-        self.images = images
+        self.samples = samples
         self.size = size
         self.crop_ratio = crop_ratio
         self.device = device
@@ -119,7 +119,7 @@ class ImageLoader:
 
         def read(row: int) -> ReadImage:
             try:
-                image = images.image(row)
+                image = samples.image(row)
                 return ReadImage(image.square(size, crop_ratio), Look(image.hash))
             except UnreadableImage as error:
                 return ReadImage(None, reason=str(error))
@@ -139,15 +139,15 @@ class ImageLoader:
             unreadable = []
             for row, reason in zip(batch.files, batch.unreadable, strict=True):
                 if reason is not None:
-                    unreadable.append(f"{self.images.place(row)}: {reason}")
+                    unreadable.append(f"{self.samples.place(row)}: {reason}")
             rows = torch.tensor(readable, dtype=torch.int64)
-            labels = torch.from_numpy(self.images.labels[readable])
+            labels = torch.from_numpy(self.samples.labels[readable])
             keys = torch.tensor(hashes, dtype=torch.int64)
             yield ImageBatch(batch.images, labels, keys, rows, tuple(unreadable))
 
     def unreadable(self) -> list[str]:
         """Decode all images of the set; return "place: reason" of each that is unreadable."""
-        every_row = np.arange(len(self.images))
+        every_row = np.arange(len(self.samples))
         batches = self.decode(pieces(every_row, decoding_batch_size(self.size)))
         return list(chain.from_iterable(batch.unreadable for batch in batches))
 
@@ -189,7 +189,7 @@ class StoredLoader:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        samples = self.loader.images
+        samples = self.loader.samples
         to_decode = [rows for rows, store in self.plan if store is None]
         images = self.loader.decode(to_decode)
         for rows, store in self.plan:
@@ -262,7 +262,7 @@ class Batches:
 
     def with_keys(self) -> Iterator[Batch]:
         """Yield the same batches, with the content hashes and positions of their samples."""
-        samples = self.loader.images
+        samples = self.loader.samples
         store = None if samples.are_images else samples
         plan = [PlannedBatch(rows, store) for rows in pieces(self.rows, self.size)]
         for batch in StoredLoader(plan, self.loader, learned=True):

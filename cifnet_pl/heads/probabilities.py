@@ -146,7 +146,7 @@ class CalibrationSamples:
         novelty = self.head.leave_one_out_novelty(self.z, self.y, self.groups)
         return novelty.masked_fill(~self.counted, torch.nan)
 
-    def weights(self) -> Tensor:
+    def sample_weights(self) -> Tensor:
         """Return (n,) float64 how many images each sample stands for.
 
         A buffer keeps about as many samples of a rare class as of a frequent one. Without weights a
@@ -164,11 +164,11 @@ class ProbabilityFit(NamedTuple):
     """What turns scores into probabilities.
 
     Attributes:
-        weights: factor of the scores of each rule in the logits.
+        rule_weights: factor of the scores of each rule in the logits.
         power: of the odds (:func:`to_probabilities`).
     """
 
-    weights: tuple[float, ...]
+    rule_weights: tuple[float, ...]
     power: float
 
 
@@ -193,7 +193,7 @@ def fit_probabilities(
 
     Example:
         >>> scores = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]).double()
-        >>> round(1 / fit_probabilities([scores], torch.tensor([0, 0, 1, 1])).weights[0], 2)
+        >>> round(1 / fit_probabilities([scores], torch.tensor([0, 0, 1, 1])).rule_weights[0], 2)
         1.13
     """
     from scipy.optimize import minimize, root  # to classify needs none of it
@@ -406,7 +406,7 @@ class PredictionSets:
         head = samples.head
         probabilities = to_probabilities(scores, head.temperature, head.odds_power)
         of_true = probabilities.gather(1, columns[:, None])[:, 0]
-        weights = samples.weights()[known]
+        weights = samples.sample_weights()[known]
         improbability = ReferenceScores(-of_true, weights)
         return cls(-improbability.threshold(coverage))
 

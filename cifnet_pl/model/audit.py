@@ -149,7 +149,7 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
     scores = head.leave_one_out(embeddings, y, groups).nan_to_num()
     if judged.any():
         fit = fit_probabilities([scores[judged]], y[judged])
-        head.temperature.fill_(1 / fit.weights[0])
+        head.temperature.fill_(1 / fit.rule_weights[0])
         head.odds_power.fill_(fit.power)
     probabilities = to_probabilities(scores, head.temperature, head.odds_power)
     samples = table_of([judge(probabilities, y)])

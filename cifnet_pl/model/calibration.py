@@ -514,7 +514,9 @@ class OpenSetPredictor:
                 " true"
             )
         if unknown is not None:
-            self.reference = ReferenceScores(samples.novelty(), samples.weights())
+            self.reference = ReferenceScores(
+                samples.novelty(), samples.sample_weights()
+            )
         if coverage is not None:
             self.sets = PredictionSets.of(samples, coverage)
 

@@ -536,7 +536,7 @@ class Classifier(ModelLearner):
             DataError: an image that cannot be read.
             NonFiniteError: an embedding that holds NaN or infinity; names the image.
         """
-        samples = batches.loader.images
+        samples = batches.loader.samples
         for batch in batches.with_keys():
             z = batch[0]
             if samples.are_images:
@@ -566,7 +566,7 @@ class Classifier(ModelLearner):
                 " stream in their order to a model that knows none"
             )
         loader = task.train.loader
-        if loader.images.are_images:
+        if loader.samples.are_images:
             self.image_size = loader.size
             self.crop_ratio = loader.crop_ratio
         self.begin_task([*task.class_names, *task.returning])

@@ -54,7 +54,7 @@ class ImageHashes(GrowingModule):
         is_whole: Tensor = counts >= counts.new_tensor(expected.to_numpy())
         return is_whole[column]
 
-    def images(self) -> Counter[tuple[int, int]]:
+    def occurrences(self) -> Counter[tuple[int, int]]:
         """Count how often each image was learned, by label and hash."""
         return Counter(
             zip(self.image_labels.tolist(), self.content.tolist(), strict=True)
@@ -74,7 +74,7 @@ class ImageHashes(GrowingModule):
 
     def subtract(self, other: ImageHashes) -> None:
         """Remove the images of ``other``, each as often as it occurs there."""
-        left = self.images() - other.images()
+        left = self.occurrences() - other.occurrences()
         images = self.content.new_tensor(list(left.elements())).reshape(-1, 2)
         self._replace(images[:, 0], images[:, 1])
 

@@ -260,7 +260,7 @@ def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[
     position = {name: i for i, name in enumerate(names)}
     name_of = model.name_of
     classes = defaultdict[int, set[int]](set)
-    for label, content_hash in model.images.images():
+    for label, content_hash in model.images.occurrences():
         name = name_of[label]
         if name in position:
             classes[content_hash].add(position[name])

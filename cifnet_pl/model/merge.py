@@ -91,7 +91,7 @@ def count_learned_images(model: Classifier) -> LearnedImages:
     """Return how often a model learned each image, by class name and content hash."""
     name_of = model.name_of
     counts: LearnedImages = Counter()
-    for (label, content_hash), count in model.images.images().items():
+    for (label, content_hash), count in model.images.occurrences().items():
         counts[name_of[label], content_hash] = count
     return counts
 

@@ -796,7 +796,7 @@ def names_of_hashes(model: Classifier) -> dict[int, set[str]]:
     """Return the names of the classes in which each image was learned, by its content hash."""
     name_of = model.name_of
     names = defaultdict[int, set[str]](set)
-    for label, key in model.images.images():
+    for label, key in model.images.occurrences():
         names[key].add(name_of[label])
     return names
 

@@ -91,7 +91,7 @@ def opened(root: Path, folder: Path) -> tuple[Source, EmbeddingCache]:
 
 
 def collect(cache: EmbeddingCache, rows: np.ndarray) -> None:
-    hashes = torch.from_numpy(cache.images.hashes(rows))
+    hashes = torch.from_numpy(cache.samples.hashes(rows))
     cache.collect(torch.from_numpy(rows), hashes, hashes[:, None].expand(-1, 4).float())
 
 

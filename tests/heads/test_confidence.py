@@ -234,7 +234,7 @@ def test_dsal_is_near() -> None:
 def fit_temperature(scores: Tensor, y: Tensor) -> tuple[float, float]:
     """Temperature and power."""
     fit = fit_probabilities([scores], y)
-    return 1 / fit.weights[0], fit.power
+    return 1 / fit.rule_weights[0], fit.power
 
 
 @pytest.mark.parametrize(("temperature", "power"), [(0.4, 0.3), (2.0, 0.7)])
@@ -345,7 +345,7 @@ def test_promises_about_new_images_hold_where_few_samples_are_stored() -> None:
     rows = torch.cat([(y == c).nonzero().flatten()[:25] for c in range(CLASSES)])
     samples = CalibrationSamples(head, z[rows], y[rows])
     new, right = draw(600, seed=3)
-    reference = ReferenceScores(samples.novelty(), samples.weights())
+    reference = ReferenceScores(samples.novelty(), samples.sample_weights())
     called = reference.p_values(head.novelty(new)) <= share
     sets = PredictionSets.of(samples, 1 - share)
     chosen = sets.of_probabilities(head.probabilities(new))

@@ -110,7 +110,7 @@ def assert_calibrated_by(
     """By scores without groups; of images alone the power is fitted, too."""
     fit = fit_probabilities([scores], y, smallest_power)
     found = float(model.head.temperature), float(model.head.odds_power)
-    assert found == pytest.approx((1 / fit.weights[0], fit.power), rel=1e-9)
+    assert found == pytest.approx((1 / fit.rule_weights[0], fit.power), rel=1e-9)
 
 
 def percent(right: Tensor) -> float:
@@ -338,7 +338,7 @@ def test_selected_images_are_excluded(tmp_path: Path) -> None:
     before = plain.calibration.estimates[1]
     assert model.calibration.estimates[1].accuracy > before.accuracy
     assert torch.equal(model.buffer.group, plain.buffer.group)
-    assert model.calibration_samples().weights().sum() == pytest.approx(len(y))
+    assert model.calibration_samples().sample_weights().sum() == pytest.approx(len(y))
     scores = model.head.leave_one_out(*model.buffer.items(), model.buffer.group)
     counted = ~torch.isin(key, chosen)
     assert_calibrated_by(model, scores[counted], samples.columns[counted])
@@ -349,7 +349,7 @@ def test_selected_images_are_excluded(tmp_path: Path) -> None:
     again.calibration.exclude_selected(key[y > 0])
     again.solve()
     assert again.calibration.counted(y, key).all()
-    assert again.calibration_samples().weights().sum() == len(y)
+    assert again.calibration_samples().sample_weights().sum() == len(y)
     again.calibration.exclude_selected(chosen[:0])
     again.solve()
     assert again.calibration.estimates[1] == before

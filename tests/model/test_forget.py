@@ -94,7 +94,7 @@ def test_nothing_in_a_bundle_identifies_an_image_of_a_forgotten_class(tmp_path: 
 def test_an_aborted_task_leaves_no_hash():
     """Neither of a new class nor of one that got more images."""
     model = learned("ridge")
-    before = model.images.images()
+    before = model.images.occurrences()
     z, _, keys = samples(["ant", "gnu"])
     model.begin_task(["ant", "gnu", "hen"])
     labels = torch.tensor(model.labels(["ant", "gnu"])).repeat_interleave(7)
@@ -102,6 +102,6 @@ def test_an_aborted_task_leaves_no_hash():
     with pytest.raises(DataError, match="'hen'"):
         model.finish_task()
     model.abort_task()
-    assert model.images.images() == before
+    assert model.images.occurrences() == before
     learn_task(model, ["kiwi"])
     assert len(model.images.of_label(model.labels(["kiwi"])[0])) == 7
