@@ -43,8 +43,8 @@ SUFFIXES = {"mean": "", "std": " sd", "count": " n"}
 NOTES = Path(__file__).parent / "templates" / "notes.txt"
 
 LATEX = {
-    "λ": r"$\lambda$", "±": r"$\pm$", "Ā": r"$\bar{A}$", "A\\_K": "$A_K$", "₂": r"$_2$",
-    "–": "--", "→": r"$\to$", "…": r"\dots{}",
+    "λ": r"$\lambda$", "±": r"$\pm$", "Ā": r"$\bar{A}$", "A\\_K": "$A_K$", " A_K": " $A_K$",
+    "₂": r"$_2$", "–": "--", "→": r"$\to$", "…": r"\dots{}",
 }  # fmt: skip
 """Texts that LaTeX would not print as they are, once its special characters are escaped."""
 
@@ -96,7 +96,7 @@ class ReportTable:
             label=f"tab:{self.name}",
         )
         for text, command in LATEX.items():
-            table = table.replace(text, command).replace(" A_K", " $A_K$")
+            table = table.replace(text, command)
         return str(table)
 
     def to_html(self) -> str:
