@@ -174,7 +174,9 @@ def measurements(run: Path) -> list[list[str]]:
     return [[line[i] for i in kept] for line in lines]
 
 
-def make_images(root: Path, classes: list[str], per_class: int = 10) -> Path:
+def make_images(
+    root: Path, classes: list[str], per_class: int = 10, noise: float = 10
+) -> Path:
     """Class folders of small PNG files: a little noise on a pattern that the class's name
     decides.
     """
@@ -183,8 +185,7 @@ def make_images(root: Path, classes: list[str], per_class: int = 10) -> Path:
         pattern = draw.integers(0, 256, (12, 10, 3))
         (root / name).mkdir(parents=True)
         for i in range(per_class):
-            noisy = np.clip(pattern + draw.normal(0, 10, (12, 10, 3)), 0, 255).astype(
-                np.uint8
-            )
-            Image.fromarray(noisy).save(root / name / f"{i}.png")
+            noisy = pattern + draw.normal(0, noise, (12, 10, 3))
+            pixels = np.clip(noisy, 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
     return root

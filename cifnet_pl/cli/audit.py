@@ -179,12 +179,12 @@ def summary_lines(audited: AuditedImages) -> list[str]:
         names = [f"{file.name} ({where})" for file, where in audited.ambiguous.items()]
         count = number_of(len(names), "image")
         lines.append(
-            f"{count} in two classes, not judged: {_listed(names)}; remove the wrong one"
+            f"{count} in two classes, not judged: {listed(names)}; remove the wrong one"
         )
     if result.unjudged:
         count = number_of(len(result.unjudged), "class")
         reason = "one image, or near-duplicates of one"
-        lines.append(f"{count} not judged ({reason}): {_listed(list(result.unjudged))}")
+        lines.append(f"{count} not judged ({reason}): {listed(list(result.unjudged))}")
     copied = int(result.images["near_duplicate"].sum())
     if copied:
         lines.append(f"{number_of(copied, 'near-duplicate')} within a class")
@@ -202,10 +202,6 @@ def curve_line(curve: Sequence[CurvePoint]) -> str:
     return (
         f"{last.images} instead of {before.images} images per class: +{gain:.1f} points"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return listed([printable(name) for name in names])
 
 
 # ---------------------------------------------------------------------- files
@@ -321,8 +317,9 @@ def _class_section(result: Audit) -> Section:
 
 
 def _outlier_section(result: Audit) -> Section:
-    captions = {}
-    for image in result.outliers().to_dict("records"):
-        captions[image["file"]] = f"{image['class']}, novelty {image['novelty']:.3g}"
+    captions = {
+        image["file"]: f"{image['class']}, novelty {image['novelty']:.3g}"
+        for image in result.outliers().to_dict("records")
+    }
     text = "Images unlike all classes, the most novel first."
     return _image_section("Outliers", text, captions)

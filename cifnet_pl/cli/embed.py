@@ -69,7 +69,7 @@ def embed(
         z, files, unreadable = embed_images(
             images, built, image_size=image_size, progress=True
         )
-        warn([], ((Path(image), reason) for image, reason in unreadable.items()))
+        warn([], unreadable.items())
         if not files:
             count = number_of(len(unreadable), "file")
             raise DataError(f"no image of {printable(images)} can be read ({count})")

@@ -123,7 +123,7 @@ def known_images(
     """
     known = images.of_classes(set(model.class_names))
     names = [name for name in images.class_names if name not in known.class_names]
-    unknown = listed(list(map(printable, names)))
+    unknown = listed(names)
     if not known.class_names:
         raise DataError(f"{name} knows none of the classes of the images ({unknown})")
     if names:
@@ -355,7 +355,8 @@ def recalibration_table(result: Recalibration) -> Table:
     }
     before = result.before.figures()
     after = {} if result.after is None else result.after.figures()
-    rows = []
-    for key, name in names.items():
-        rows.append((name, number(before[key]), number(after.get(key))))
+    rows = [
+        (name, number(before[key]), number(after.get(key)))
+        for key, name in names.items()
+    ]
     return table(("", "before", "after"), rows)

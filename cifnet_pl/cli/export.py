@@ -51,22 +51,21 @@ def export(
         raise UsageError(
             "give a place for the model: --output, or --push hf:user/model"
         )
-    if push is not None:
-        from cifnet_pl.model import hub
-
-        pushed = load(model, device="cpu", trust=trust, download=download)
-        address = hub.push(pushed, push, private, overwrite)
-        classes = number_of(len(pushed.class_names), "class")
-        print_text(
-            f"{classes} on the hub, {address}: cifnet_pl.load({push!r}, download=True)"
-        )
-    if output is None:
-        return
-    target = expanded(output)
+    target = expanded(output) if output is not None else None
     kind: OutputKind = "file" if format == "onnx" else "bundle"
     # What is there may be the same: it is compared when it is written.
     with writing(target, True, kind):
         loaded = load(model, device="cpu", trust=trust, download=download)
+        if push is not None:
+            from cifnet_pl.model import hub
+
+            address = hub.push(loaded, push, private, overwrite)
+            classes = number_of(len(loaded.class_names), "class")
+            print_text(
+                f"{classes} on the hub, {address}: cifnet_pl.load({push!r}, download=True)"
+            )
+        if target is None:
+            return
         if format == "onnx":
             _export_graph(loaded, target, overwrite)
             return

@@ -81,10 +81,7 @@ def exact_lines(result: Forgetting, name: str) -> list[str]:
     images = number_of(result.images[name], "image")
     how = "exactly"
     if result.rounding is not None:
-        if result.model.precision == "32-true":
-            bound = "1e-5"
-        else:
-            bound = "1e-2"
+        bound = "1e-5" if result.model.precision == "32-true" else "1e-2"
         how = f"to about {bound} of its share, not to 1e-8 ({result.rounding})"
     lines = [f"Class '{printable(name)}' forgotten {how}: {images} subtracted"]
     if result.earlier_removals:

@@ -76,7 +76,7 @@ def refuse_other(target: Path | str, is_same: bool) -> None:
 
 
 def warn(
-    warnings: Iterable[str], unreadable: Iterable[tuple[Path | None, str]] = ()
+    warnings: Iterable[str], unreadable: Iterable[tuple[Path | str | None, str]] = ()
 ) -> None:
     """Print warnings, and the images that could not be read, to the standard error stream."""
     for warning in warnings:

@@ -247,9 +247,10 @@ def settings_in(args: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             content = {name.removeprefix("--"): yaml_value(name, value)}
         else:
             content = {name.removeprefix("--"): value}
-        settings = {}
-        for key, part in flatten(content).items():
-            settings[plain(key).removesuffix(".class_path")] = part
+        settings = {
+            plain(key).removesuffix(".class_path"): part
+            for key, part in flatten(content).items()
+        }
         yield f"{name}={value}", settings
 
 

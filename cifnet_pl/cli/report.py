@@ -33,4 +33,4 @@ def report(
         DataError: there is no complete run.
     """
     with writing(output, overwrite, "folder"):
-        report_runs(runs, output, external, compare or None)
+        report_runs(runs, output, external, compare)

@@ -264,10 +264,7 @@ def _given_token(token: str | None, token_file: str | None) -> str | None:
 def _listen(host: str, port: int) -> socket.socket:
     refused = f"cannot listen on {printable(host)} port {port}"
     with explained(UsageError, refused, OSError, OverflowError):
-        if ":" in host:
-            family = socket.AF_INET6
-        else:
-            family = socket.AF_INET
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
 
 

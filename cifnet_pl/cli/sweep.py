@@ -277,12 +277,13 @@ def run_point(folder: Path) -> str:
         code = subprocess.call(words, stdout=log, stderr=log)
     if code < 0:
         raise CifnetError(f"killed by {Signals(-code).name}")
-    if code or not state(folder):
+    accuracy = state(folder)
+    if code or not accuracy:
         said = output.read_text(errors="replace")
         last_line = said.strip().rpartition("\n")[2]
         raise CifnetError(f"exit code {code}: {printable(last_line)}")
     (folder / FAILURE).unlink(missing_ok=True)
-    return state(folder)
+    return accuracy
 
 
 # ---------------------------------------------------------------------- points

@@ -259,7 +259,7 @@ class Sender:
         last_sent: Path,
         rows: Sequence[Row],
         folder: Path,
-        link: str | None = None,
+        link: str | None,
     ):
         address = urlsplit(url)
         login, _, place = address.netloc.rpartition("@")

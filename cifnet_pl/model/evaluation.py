@@ -24,7 +24,7 @@ from cifnet_pl.model.metrics import (
 )
 from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import DataError
-from cifnet_pl.utilities.text import listed, number_of, printable
+from cifnet_pl.utilities.text import listed, number_of
 
 RARELY_PREDICTED = 25.0
 """Accuracy of a class in percent, below which the class is called rarely predicted."""
@@ -349,7 +349,7 @@ def rarely_predicted_notes(names: Sequence[str], model: Classifier | None) -> li
     """
     if not names:
         return []
-    classes = listed([printable(name) for name in names])
+    classes = listed(names)
     remedy = "add images of new groups"
     if model is None or not model.head.selects_rule:
         remedy = f"use the recommended head (cifnet fit --config folder), or {remedy}"

@@ -20,7 +20,7 @@ def report(
     runs: Sequence[str | Path],
     output: str | Path = "report",
     external: str | None = None,
-    compare: Sequence[str] | None = None,
+    compare: Sequence[str] = (),
 ) -> None:
     """Make tables and figures of finished runs, and replace an earlier report at ``output``.
 
@@ -30,14 +30,14 @@ def report(
         runs: run folders, or folders that hold them at any depth.
         output: folder for report.html, report.md, tables/ and figures/.
         external: CSV file of methods run elsewhere, or None.
-        compare: two methods, named as in the tables, or None.
+        compare: two methods, named as in the tables, or none.
     """
     from cifnet_pl.report.comparison import compare_methods, comparison_lines
     from cifnet_pl.report.results import read_results, warnings
 
     results = read_results(runs, external)
     comparisons = []
-    if compare is not None:
+    if compare:
         comparisons = compare_methods(results, compare)
     for warning in warnings(results):
         print_text(warning)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -45,16 +46,16 @@ def compare_methods(results: Results, names: Sequence[str]) -> list[ReportTable]
         raise UsageError(
             f"--compare takes two methods, but got {len(names)}: {', '.join(names)}"
         )
+    columns = results.columns("comparison")
+    groups = [_groups_named(results, name) for name in names]
     tables = []
-    for first in _groups_named(results, names[0]):
-        for second in _groups_named(results, names[1]):
-            a = first.iloc[0]
-            b = second.iloc[0]
-            is_same = a["label"] == b["label"] and a["setting"] == b["setting"]
-            has_pairs = set(first["pair"]) & set(second["pair"])
-            if a["data"] == b["data"] and has_pairs and not is_same:
-                columns = results.columns("comparison")
-                tables.append(comparison_table(first, second, columns))
+    for first, second in itertools.product(*groups):
+        a = first.iloc[0]
+        b = second.iloc[0]
+        is_same = a["label"] == b["label"] and a["setting"] == b["setting"]
+        has_pairs = set(first["pair"]) & set(second["pair"])
+        if a["data"] == b["data"] and has_pairs and not is_same:
+            tables.append(comparison_table(first, second, columns))
     if not tables:
         raise UsageError(
             f"{names[0]} and {names[1]} have no data, seed and class order in common: run both"

@@ -157,8 +157,8 @@ def read_external(path: Path, settings: pd.DataFrame) -> list[Row]:
         setting = _setting_for(f"{path}: {method}", place, own["task"].max(), settings)
         for seed, of_seed in own.groupby("seed", sort=False):
             shared = row_of(setting, method, "external")
-            shared["run"] = f"{shared['run']}, seed {seed}"
-            shared |= {"seed": seed, "pair": seed}
+            run = f"{shared['run']}, seed {seed}"
+            shared |= {"run": run, "seed": seed, "pair": seed}
             rows += _rows_of_seed(shared, of_seed)
     return rows
 

@@ -371,9 +371,7 @@ def memory_points(results: Results, setting: str) -> Picture | None:
     axes = figure.subplots()
     places = range(len(kept))
     for component in reversed(kept.columns):
-        fill = "none"
-        if component == "total":
-            fill = "full"
+        fill = "full" if component == "total" else "none"
         points = axes.plot(kept[component], places, label=component, fillstyle=fill)
         points[0].set(linestyle="none", markersize=7)
     axes.set_yticks(places, [wrapped(name, 26) for name in kept.index])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PurePath
 from statistics import mode
 from typing import Any
@@ -394,10 +394,9 @@ def configuration(run: Run) -> Settings:
         "data": run.config["data"],
         "trainer": {key: trainer.get(key) for key in TRAINER_KEYS},
     }
-    given = {}
-    for key, value in flatten(sections).items():
-        if value is not None:  # which is the default
-            given[key] = value
+    every = flatten(sections)
+    # None is the default.
+    given = {key: value for key, value in every.items() if value is not None}
     settings = default_settings(run) | flatten(arguments) | given
     config = {}
     for key, value in settings.items():
@@ -476,11 +475,12 @@ def with_labels(runs: pd.DataFrame) -> pd.DataFrame:
     for method, family in runs.groupby("method", sort=False):
         usual = usual_settings(family)
         position = [*known, method].index(method)  # last where it is not known
+        unusual = family["config"].map(partial(differences, usual))
         for _, same in family.groupby("setting", sort=False):
-            sizes = [len(differences(usual, config)) for config in same["config"]]
-            reference = same["config"].iloc[sizes.index(min(sizes))]
+            nearest = unusual[same.index].map(len).idxmin()
+            reference = same["config"][nearest]
             for index, config in same["config"].items():
-                named = _text(method, config, differences(usual, config))
+                named = _text(method, config, unusual[index])
                 changes = differences(reference, config)
                 variant = _text(method, config, changes)
                 found[index] = {

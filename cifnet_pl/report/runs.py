@@ -119,10 +119,9 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
         UsageError: a path that does not exist.
     """
     runs = []
-    left_out = []
-    for path in paths:
-        if path.is_file():
-            left_out.append(f"{path} is a file, not a folder of runs")
+    left_out = [
+        f"{path} is a file, not a folder of runs" for path in paths if path.is_file()
+    ]
     for folder in find_folders(paths):
         try:
             runs.append(read_run(folder))

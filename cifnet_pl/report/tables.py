@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from cifnet_pl.learning.columns import BY_KEY, Column
+from cifnet_pl.report.external_results import KEPT
 from cifnet_pl.report.results import (
     ABLATIONS,
     Results,
@@ -43,8 +44,8 @@ SUFFIXES = {"mean": "", "std": " sd", "count": " n"}
 NOTES = Path(__file__).parent / "templates" / "notes.txt"
 
 LATEX = {
-    "λ": r"$\lambda$", "±": r"$\pm$", "Ā": r"$\bar{A}$", "A\\_K": "$A_K$", "₂": r"$_2$",
-    "–": "--", "→": r"$\to$", "…": r"\dots{}",
+    "λ": r"$\lambda$", "±": r"$\pm$", "Ā": r"$\bar{A}$", "A\\_K": "$A_K$", " A_K": " $A_K$",
+    "₂": r"$_2$", "–": "--", "→": r"$\to$", "…": r"\dots{}",
 }  # fmt: skip
 """Texts that LaTeX would not print as they are, once its special characters are escaped."""
 
@@ -96,7 +97,7 @@ class ReportTable:
             label=f"tab:{self.name}",
         )
         for text, command in LATEX.items():
-            table = table.replace(text, command).replace(" A_K", " $A_K$")
+            table = table.replace(text, command)
         return str(table)
 
     def to_html(self) -> str:
@@ -350,15 +351,13 @@ def memory_table(results: Results, setting: str) -> ReportTable | None:
     rows = memory_rows(results, setting)
     if rows.empty:
         return None
-    kept = kept_elements(rows).add_prefix("elements of ")
-    components = []
-    for name in kept:
-        title = name.removeprefix("elements of ")
-        components.append(
-            Column(run=name, over_seeds="every", title=title, unit="M", scale=1e6)
-        )
+    kept = kept_elements(rows)
+    components = [
+        Column(run=f"{KEPT}{name}", over_seeds="every", title=name, unit="M", scale=1e6)
+        for name in kept
+    ]
     numbers = [*components, *results.columns("memory")]
-    stats = summarise(rows.join(kept), ROW, numbers)
+    stats = summarise(rows.join(kept.add_prefix(KEPT)), ROW, numbers)
     name = file_name("memory", setting)
     return table_of(name, f"Memory besides the backbone: {setting}", stats)
 

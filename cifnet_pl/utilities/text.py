@@ -114,14 +114,14 @@ def listed(items: Sequence[str], most: int = LISTED_NAMES) -> str:
     """Return the first items with commas between, and the number of the others.
 
     Args:
-        items: as they are shown.
+        items: names or sentences; each is shown on one line.
         most: number of those that are shown.
 
     Example:
         >>> listed(["ant", "bee", "cat"], 2)
         'ant, bee and 1 more'
     """
-    text = ", ".join(items[:most])
+    text = ", ".join(map(printable, items[:most]))
     if len(items) > most:
         text += f" and {len(items) - most} more"
     return text

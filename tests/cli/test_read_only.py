@@ -23,19 +23,14 @@ FIT = "fit --model.backbone pixels:8 --data.image_size 8 --data.num_workers 0"
 FIT += " --energy.enabled false --model.head RidgeHead"
 
 
-class CapabilityHeader(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
-
-
 def give_up_privileges() -> None:
     """Obey the permissions of files, as any user but root does."""
     if os.geteuid() != 0:
         return
     system = ctypes.CDLL(None, use_errno=True)
-    header = CapabilityHeader(CAPABILITY_VERSION, 0)
-    bits = (
-        ctypes.c_uint32 * 6
-    )()  # effective, permitted, inheritable; then their upper halves
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)  # of this process
+    # Effective, permitted, inheritable; then their upper halves.
+    bits = (ctypes.c_uint32 * 6)()
     assert system.capget(ctypes.byref(header), bits) == 0
     for kind in range(3):
         bits[kind] &= ~WRITES_ANYWHERE

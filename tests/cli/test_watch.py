@@ -10,19 +10,16 @@ from pathlib import Path
 import pytest
 
 from cifnet_pl.cli.watch import COLUMNS, Sender
-from cifnet_pl.utilities.files import list_cell
+from cifnet_pl.utilities.files import list_cell, read_list_cell
 from tests.command_line import rows as rows_of
 from tests.command_line import run_cifnet
 from tests.killing import ended, start
 from tests.serving.services import becomes, client, image, saved
 
-ROW = {**dict.fromkeys(COLUMNS, ""), "id": "17"}
-"""Row of an image in the table."""
-
 DOCS = Path(__file__).parents[2] / "docs/how_to/watch.md"
 
 
-class Receiver:
+class Receiver(HTTPServer):
     """A receiver on this machine: what it got, and the statuses that it answers with before 200."""
 
     def __init__(self, *refusals: int, elsewhere: str = ""):
@@ -51,18 +48,14 @@ class Receiver:
             def log_message(handler, *args):
                 pass
 
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
         # Without a pause of half a second at its end.
-        serve = partial(self.server.serve_forever, 0.01)
-        threading.Thread(target=serve, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.server.shutdown()
-        self.server.server_close()
+    def server_close(self):
+        self.shutdown()
+        super().server_close()
 
 
 @pytest.fixture
@@ -129,9 +122,17 @@ def test_what_is_refused_is_sent_again_and_nothing_twice(place, impatient, capsy
         assert [path for path, _ in receiver.got] == ["/hook"] * 3
         assert len({content["id"] for _, content in receiver.got}) == 3
         assert [one["id"] for one in receiver.refused] == [receiver.got[0][1]["id"]] * 2
-        red = next(content for _, content in receiver.got if content["class"] == "red")
+        sent = {Path(content["file"]).name: content for _, content in receiver.got}
+        red = sent["red.png"]
         assert (red["known"], red["prediction_set"]) == (True, ["red"])
         assert red["probability"] > 0.9
+        assert red["unreadable"] is None
+        bad = sent["bad.png"]
+        assert (bad["known"], bad["prediction_set"], bad["probability"]) == (
+            None,
+            [],
+            None,
+        )
         assert red["link"] == "https://shop.example/images/day/red.png"
         assert watched(place, *hook) == 0
         assert len(receiver.got) == 3
@@ -164,19 +165,9 @@ def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
     assert "late.png" in sent
 
 
-def test_prediction_sets_stay_lists(tmp_path):
-    """Also those whose class names hold what separates the names in the table."""
-    sets = [["bolt; M4", "nut"], ["a\\", ";", " b"], []]
-    table = []
-    for names in sets:
-        known = {"prediction_set": list_cell(names), "known": "true"}
-        table.append({**ROW, **known, "probability": "0.5"})
-    with Receiver() as receiver:
-        Sender(receiver.url, tmp_path / "a.sent", table, tmp_path).send()
-    contents = [content for _, content in receiver.got]
-    assert [content["prediction_set"] for content in contents] == sets
-    assert (contents[0]["known"], contents[0]["probability"]) == (True, 0.5)
-    assert contents[0]["unreadable"] is None
+@pytest.mark.parametrize("names", [["bolt; M4", "nut"], ["a\\", ";", " b"], []])
+def test_names_may_hold_what_separates_them_in_a_cell(names):
+    assert read_list_cell(list_cell(names)) == names
 
 
 def test_nothing_goes_where_it_was_not_sent(place, impatient, monkeypatch):

@@ -7,33 +7,17 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.heads import HEADS
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.model.metrics import average_accuracy, forgetting
 from cifnet_pl.report.results import Results, read_results
 from cifnet_pl.utilities.files import write_json, write_text
+from cifnet_pl.utilities.plugins import defaults_of
 
 FEATURES = 512
 SOURCE = "cpu estimated (cpu_load), ram estimated"
-HEADS: dict[str, dict[str, Any]] = {
-    "CIFNetHead": {
-        "ridge": 0.01,
-        "epsilon": 0.05,
-        "update_past": True,
-        "weighting": "derivative",
-    },
-    "RidgeHead": {"ridge": "gcv", "epsilon": 0.05},
-    "ACILHead": {"width": 8192, "ridge": 0.1, "seed": 1},
-    "NCMHead": {},
-    "LogisticHead": {},
-    "SGDHead": {},
-}
-BUFFER = {
-    "capacity": 2000,
-    "per_class": None,
-    "strategy": "random",
-    "seed": 1,
-    "oversample": True,
-}
+BUFFER = defaults_of(CalibrationBuffer)
 
 
 def write_run(
@@ -51,15 +35,15 @@ def write_run(
     minutes: float = 1.5,
     kwh: float | None = 0.06,
     about: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
     activations: bool = False,
     backbone: str = "file:resnet18.pth",
 ) -> Path:
     """Write the files of one whole run that reports read."""
-    options = {**HEADS[head], "dtype": "float64", **(head_options or {})}
-    if "seed" in options:
-        options["seed"] = seed
-    kept = None if buffer is None else BUFFER | buffer
-    used = kept if head in ("CIFNetHead", "LogisticHead", "SGDHead") else None
+    options = defaults_of(HEADS[head]) | (head_options or {})
+    used = None
+    if buffer is not None and HEADS[head].uses_buffer:
+        used = BUFFER | buffer
     width = options.get("width", FEATURES + 1)
     weights = tasks * classes * width
     components = {"moments": weights, "weights": weights, "buffer": 0}
@@ -92,12 +76,12 @@ def write_run(
     given |= {"classes_per_task": classes, "image_size": 224, "batch_size": 64}
     config = {
         "trainer": {"accelerator": "auto", "precision": None},
-        "model": {"class_path": "cifnet_pl.CIFNetModule", "init_args": arguments},
+        "model": model or {"init_args": arguments},
         "data": {**given, **(data or {})},
     }
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     record.write_tables(folder, tasks=[])
-    settings = {"in_features": FEATURES, **options}
+    settings = {"in_features": FEATURES, "seed": seed, **options}
     if "width" in options:
         settings["projection"] = f"seed {seed}"
     summary = record.summary(
@@ -107,14 +91,14 @@ def write_run(
         backbone=backbone,
         network_params=11_170_000,
         seed=seed,
-        **{"machine": "x86_64", **(about or {})},
         state_components=components,
         state_bytes_per_element={n: 4 if n == "buffer" else 8 for n in components},
     )
-    write_json(folder / "summary.json", summary)
+    summary["machine"] = "x86_64"
+    write_json(folder / "summary.json", summary | (about or {}))
     if activations:
         means = np.full((tasks, tasks), 0.15)
-        means[np.triu_indices(tasks, 1)] = 0.7 if kept is None else 0.1
+        means[np.triu_indices(tasks, 1)] = 0.7 if buffer is None else 0.1
         np.fill_diagonal(means, 0.9)
         pd.DataFrame(means).to_csv(folder / "activations.csv")
     return folder

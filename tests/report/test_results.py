@@ -169,29 +169,19 @@ def test_a_protocol_says_the_classes_of_each_task(tmp_path: Path) -> None:
     assert set(protocols) == {"10", "50 + 10", "4, 3, 3"}
 
 
-def say(run: Path, **about: Any) -> None:
-    """Change the summary of a run."""
-    path = run / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | about))
-
-
-def trained(folder: Path, seed: int, **options: Any) -> None:
+def trained(seed: int, memory_rate: float | None) -> dict[str, Any]:
     """A run of FOSTER: its options, the seed among them, are those of the model itself."""
-    run = write_run(folder, seed=seed, tasks=2)
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    given = {"backbone": "b", "seed": seed, **options}
-    config["model"] = {"class_path": "cifnet_pl.FOSTERModule", "init_args": given}
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    names = {"head": "FOSTERModule", "title": title_of(FOSTERModule)}
-    own = {"head_settings": None, "defaults": defaults_of(FOSTERModule)}
-    say(run, buffer_settings=None, **names, **own)
+    own = {"head": "FOSTERModule", "head_settings": None, "buffer_settings": None}
+    own |= {"title": title_of(FOSTERModule), "defaults": defaults_of(FOSTERModule)}
+    given = {"backbone": "b", "seed": seed, "memory_rate": memory_rate}
+    return {"seed": seed, "about": own, "model": {"init_args": given}}
 
 
 def test_seeds_of_a_trained_method_are_one_row(tmp_path: Path) -> None:
-    for seed in (1, 2):
-        trained(tmp_path / f"half-s{seed}" / "version_0", seed, memory_rate=0.5)
-        trained(tmp_path / f"plain-s{seed}" / "version_0", seed, memory_rate=None)
-    assert seeds_by_label(read_results([tmp_path])) == {
+    rates = [0.5, 0.5, None, None]
+    seeds = [1, 2, 1, 2]
+    runs = [trained(*pair) for pair in zip(seeds, rates, strict=True)]
+    assert seeds_by_label(results_of(tmp_path, *runs)) == {
         "FOSTER": ["1", "2"],
         "FOSTER, memory rate 0.5": ["1", "2"],
     }
@@ -201,8 +191,7 @@ def test_trained_methods_have_their_papers_names_and_order(tmp_path: Path) -> No
     """Also where a run of a version before did not write its title, parts and widths."""
     names = {"FOSTERModule": "FOSTER", "ICaRLModule": "iCaRL", "NCMHead": "NCM"}
     for head in names:
-        run = write_run(tmp_path / head / "version_0", tasks=2)
-        say(run, head=head)
+        run = write_run(tmp_path / head / "version_0", tasks=2, about={"head": head})
         path = run / "summary.json"
         summary = json.loads(path.read_text())
         for key in ("network_params", "state_components", "state_bytes_per_element"):
@@ -213,24 +202,24 @@ def test_trained_methods_have_their_papers_names_and_order(tmp_path: Path) -> No
     assert set(results.measured["network_params"]) == {0}
 
 
-def outside(folder: Path, seed: int, **options: Any) -> None:
+def outside(seed: int, **options: Any) -> dict[str, Any]:
     """A run of a head from outside: the summary has its title and the defaults of its arguments."""
-    run = write_run(folder, seed=seed, head="NCMHead", head_options=options, tasks=3)
     defaults = {"alpha": 2.0, "soft": False}
-    say(run, head="Mine", title="My head", defaults=defaults)
+    own = {"head": "Mine", "title": "My head", "defaults": defaults}
+    return {"seed": seed, "head": "NCMHead", "head_options": options, "about": own}
 
 
 def test_a_head_from_outside_is_first_class(tmp_path: Path) -> None:
     """Its own title, and as reference the configuration that is nearest to its own defaults."""
-    outside(tmp_path / "one" / "version_0", 1, alpha=1.0, soft=False)
-    outside(tmp_path / "two" / "version_0", 1, alpha=2.0, soft=False)
-    outside(
-        tmp_path / "left" / "version_0", 2, alpha=2.0
-    )  # soft is left to its default
-    results = read_results([tmp_path])
+    default = outside(2, alpha=2.0)  # soft is left to its own
+    runs = [default, outside(1, alpha=1.0, soft=False)]
+    results = results_of(tmp_path, *runs, outside(1, alpha=2.0, soft=False))
     assert seeds_by_label(results) == {"My head": ["2", "1"], "My head, alpha 1": ["1"]}
     (text,) = settings_table(results).texts["reference configuration"]
-    assert "head.alpha: 2.0; head.dtype: float64; head.soft: no" in text
+    assert (
+        "head.alpha: 2.0; head.dtype: float64; head.metric: cosine; head.soft: no"
+        in text
+    )
 
 
 def test_the_bound_is_one_method_with_its_settings(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ DAMAGED = [
     ("summary.json", '{"head": "NCM', " is damaged"),
     ("summary.json", None, " has no summary.json: the run has not finished"),
     ("tasks.csv", "task\n1\n", " is damaged"),
-    ("tasks.csv", None, " is damaged"),
     ("config.yaml", "a: 1", " is damaged"),
     ("config.yaml", None, " is damaged"),
 ]

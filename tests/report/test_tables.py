@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from cifnet_pl.report.page import TEMPLATES, Section
-from cifnet_pl.report.results import read_results
 from cifnet_pl.report.tables import (
     ReportTable,
     accuracy_table,
@@ -20,7 +18,7 @@ from cifnet_pl.report.tables import (
     memory_table,
     report_notes,
 )
-from tests.report.synthetic import SOURCE, results_of, write_run
+from tests.report.synthetic import SOURCE, results_of
 
 HERE = {"machine": "some CPU", "git_commit": "0123456789abcdef+changes"}
 SETTING = "digits, 10 cls/task"
@@ -142,14 +140,12 @@ def test_networks_on_the_same_data_share_one_table_of_costs(tmp_path: Path) -> N
 @pytest.mark.parametrize(("parameters", "kept"), [(11_500_000, 0.5), (34_000_000, 23)])
 def test_a_trained_network_is_counted_without_one_backbone(parameters, kept, tmp_path):
     """Parameters at four bytes, exemplars at one; branches of a growing network count."""
-    path = write_run(tmp_path / "trained" / "version_0", tasks=2) / "summary.json"
     more = {
         "network_params": 11_000_000,
         "state_components": {"parameters": parameters, "buffer": 6_000_000},
         "state_bytes_per_element": {"parameters": 4, "buffer": 1},
     }
-    path.write_text(json.dumps(json.loads(path.read_text()) | more))
-    results = read_results([tmp_path])
+    results = results_of(tmp_path, {"about": more})
     (row, *_) = rows_of(memory_table(results, results.settings[0]))
     assert float(row["parameters (M)"]) == pytest.approx(kept)
     assert float(row["total (M)"]) == pytest.approx(kept + 6)

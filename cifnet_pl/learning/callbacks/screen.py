@@ -29,7 +29,6 @@ from cifnet_pl.utilities.text import (
     number,
     number_of,
     print_text,
-    printable,
     similar_spellings_message,
     table,
 )
@@ -162,7 +161,7 @@ def class_warnings(module: TaskModule) -> list[str]:
     labels = np.flatnonzero(images < MIN_TEST_IMAGES)
     if len(labels):
         sample = module.backbone.sample
-        names = listed([printable(evaluation.class_names[label]) for label in labels])
+        names = listed([evaluation.class_names[label] for label in labels])
         lines.append(f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {names}")
     model = getattr(module, "model", None)
     return lines + rarely_predicted_notes(evaluation.rarely_predicted, model)
