@@ -21,7 +21,7 @@ from benchmarks.studies.images import (
     show,
     show_columns,
 )
-from cifnet_pl.heads.ridge import auto_product_features
+from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.statistics import to_probabilities
 
@@ -78,10 +78,14 @@ def main() -> None:
         for count in options.counts:
             (images,) = drawn(whole, count, range(1))
             rows = [row_of(images, share) for share in SHARES]
-            auto = auto_product_features(images.y.bincount().tolist())
+            counts = images.y.bincount().tolist()
+            chosen = RidgeHead(images.z.shape[1], product_features="auto")
+            chosen.begin_task(range(len(counts)), counts)
             best = min(rows, key=lambda row: row.loss)
             for row in rows:
-                marks = ["auto"] * (row.share == auto) + ["likeliest"] * (row is best)
+                marks = ["auto"] * (row.share == chosen.product_features) + [
+                    "likeliest"
+                ] * (row is best)
                 values = [f"{row.share:g}", f"{row.loss:.4f}", f"{row.accuracy:.2f}"]
                 seconds = f"{row.seconds:.1f}"
                 show([name, count, *values, seconds, ", ".join(marks)])
