@@ -252,6 +252,14 @@ def test_the_power_that_made_the_labels_is_found(temperature, power):
         assert best <= other + 1e-6
 
 
+def test_the_power_of_two_classes_is_one():
+    """There it has the same effect as the temperature."""
+    draw = torch.Generator().manual_seed(1)
+    scores = normal(400, 2)
+    y = torch.multinomial(scores.softmax(dim=1), 1, generator=draw).flatten()
+    assert fit_temperature(scores, y)[1] == 1
+
+
 @pytest.mark.parametrize("samples", [12, 1000])
 def test_without_an_error_nothing_is_certain(samples: int) -> None:
     """The chance of an error is not taken for less than about 1 in n."""

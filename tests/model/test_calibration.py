@@ -12,7 +12,7 @@ from torch import Tensor
 
 import cifnet_pl
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.buffer import CalibrationBuffer, given_groups
+from cifnet_pl.buffer import CalibrationBuffer, given_groups, ungrouped
 from cifnet_pl.heads import Head, NCMHead, RidgeHead
 from cifnet_pl.heads.probabilities import (
     SMALLEST_POWER,
@@ -23,7 +23,7 @@ from cifnet_pl.heads.probabilities import (
 )
 from cifnet_pl.model.assembly import assemble
 from cifnet_pl.model.bundle import read_bundle
-from cifnet_pl.model.calibration import forecast
+from cifnet_pl.model.calibration import Calibration, forecast
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
@@ -115,6 +115,21 @@ def assert_calibrated_by(
 
 def percent(right: Tensor) -> float:
     return 100 * right.double().mean().item()
+
+
+def test_images_that_are_tested_stand_for_those_that_are_not():
+    """Of images without similar ones, as many are tested as the limit allows."""
+    z, y = images(1)
+    model = learned()
+    samples = ungrouped(z, y, torch.arange(len(y)))
+    every = torch.ones_like(y, dtype=torch.bool)
+    found = []
+    for limit in (len(y), 5):
+        calibration = Calibration()
+        calibration.find_groups(model.head, samples.at(every), every, every, limit)
+        found.append(calibration.group_errors)
+    assert found[0][2] == len(y)
+    torch.testing.assert_close(found[1][2], found[0][2])
 
 
 def accuracy_of(model: Classifier, z: Tensor, y: Tensor) -> float:
