@@ -138,10 +138,9 @@ def summary_lines(evaluation: Evaluation, model: Classifier) -> list[str]:
     from cifnet_pl.model.metrics import ECE_BINS
 
     confidence = 100 * float(evaluation.confidence.mean())
-    ece = evaluation.figures()["ece"]
     lines = [
         accuracy_line("Accuracy", evaluation),
-        f"Calibration error {ece:.1f} % (ECE, {ECE_BINS} bins),"
+        f"Calibration error {evaluation.ece:.1f} % (ECE, {ECE_BINS} bins),"
         f" mean confidence {confidence:.1f} %",
     ]
     lines += rarely_predicted_notes(evaluation.rarely_predicted, model)
@@ -235,7 +234,7 @@ def write_results(target: Path, evaluation: Evaluation, images: LabelledImages) 
         "learned": int(evaluation.samples["learned"].sum()),
         "duplicates": int(evaluation.samples["duplicate"].sum()),
         "mean_confidence": 100 * float(evaluation.confidence.mean()),
-        "ece": evaluation.figures()["ece"],
+        "ece": evaluation.ece,
     }
     write_json(target / "evaluation.json", summary)
     write_class_tables(target, evaluation)

@@ -285,7 +285,7 @@ def write_bundle(
     """
     content = safetensors.torch.save(dict(tensors))
     digest = hashlib.sha256(content).hexdigest()
-    tensors_file = folder / f"tensors-{digest[:16]}.safetensors"
+    tensors_file = folder / _tensors_name(digest)
     if tensors_file.is_file() and not overwrite:
         stored, _ = _read_config(folder)
         if stored["class_names"] == description["class_names"]:
@@ -325,7 +325,7 @@ def read_bundle(folder: Path | zipfile.Path) -> StoredModel:
         CheckpointError: no bundle, one of another version, or one that is damaged.
     """
     description, digest = _read_config(folder)
-    path = folder / f"tensors-{digest[:16]}.safetensors"
+    path = folder / _tensors_name(digest)
     if not path.is_file():
         raise CheckpointError(
             f"{folder} is not whole: {path.name} is missing; copy the bundle again"
@@ -360,6 +360,11 @@ def _read_config(folder: Path | zipfile.Path) -> tuple[dict[str, Any], str]:
             f"{path} is damaged or was edited: its checksum is wrong; copy the bundle again"
         )
     return content, file.tensors.sha256
+
+
+def _tensors_name(digest: str) -> str:
+    """Return the name of the file of tensors with a hash."""
+    return f"tensors-{digest[:16]}.safetensors"
 
 
 def _digest(config: Mapping[str, Any]) -> str:

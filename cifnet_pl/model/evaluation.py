@@ -177,6 +177,11 @@ class Evaluation:
         return percent(int(self.samples[name].sum()), self.images)
 
     @property
+    def ece(self) -> float | None:
+        """Expected calibration error in percent."""
+        return calibration_error(self.confidence, self.correct)
+
+    @property
     def interval(self) -> Interval:
         """Wilson's 95 % interval around the accuracy, in percent."""
         return wilson_interval(int(self.correct.sum()), self.images)
@@ -206,7 +211,7 @@ class Evaluation:
             top5 = self.share("among_top")
         figures = {
             "A_k": self.accuracy,
-            "ece": calibration_error(self.confidence, self.correct),
+            "ece": self.ece,
             "nll": nll,
             "top5": top5,
             "set_size": set_size,

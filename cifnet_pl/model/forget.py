@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -88,10 +88,12 @@ def forget(
     ignored = 0
     if images is not None:
         with model.backbone.preferring(old.engines):
-            embeddings, ignored, unreadable = _embed_images_of(model, labels, images)
+            found = _embed_images_of(model, labels, images)
             for name in names:
-                _subtract_images(model, name, embeddings)
+                _subtract_images(model, name, found.embeddings)
             rounding = _rounding(model)
+        ignored = found.ignored
+        unreadable = found.unreadable
     else:
         shares = [model.head.statistics_of_class(label) for label in labels]
         recalled = None not in shares
@@ -179,18 +181,29 @@ def _subtract(model: Classifier, label: int, share: Head) -> None:
     model.head.subtract_(share)
 
 
+class FoundImages(NamedTuple):
+    """Images of the classes to forget.
+
+    Attributes:
+        embeddings: content hash → (d,) embedding.
+        ignored: number of other images beside them.
+        unreadable: those that cannot be decoded.
+    """
+
+    embeddings: dict[int, Tensor]
+    ignored: int
+    unreadable: list[Unreadable]
+
+
 def _embed_images_of(
     model: Classifier, labels: Sequence[int], given: Any
-) -> tuple[dict[int, Tensor], int, list[Unreadable]]:
+) -> FoundImages:
     """Embed the given images that some classes were learned from; each is opened once.
 
     Args:
         model: that learned them.
         labels: of the classes.
         given: the images, as for :func:`forget`.
-
-    Returns:
-        Content hash → (d,) embedding, the number of other images, and those that cannot be decoded.
 
     Raises:
         UnsupportedError: the head's statistics cannot be subtracted.
@@ -212,7 +225,7 @@ def _embed_images_of(
         embeddings.update(zip(hashes, z, strict=True))
     hashes = images.files.hash_of
     is_other_image = (hashes >= 0) & ~np.isin(hashes, list(wanted))
-    return embeddings, int(is_other_image.sum()), images.unreadable
+    return FoundImages(embeddings, int(is_other_image.sum()), images.unreadable)
 
 
 def _samples(given: Any) -> SampleTable:

@@ -3,6 +3,7 @@
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from hashlib import sha256
 from io import BytesIO
 
 import cifnet_pl
@@ -284,6 +285,22 @@ def test_names_follow_a_class_into_one_that_holds_all_of_its_images(tmp_path):
         assert counts(http) == {"red": 3, "sea": 3}
         http.post("/undo")
         assert http.get("/inbox").json()["names"] == dict.fromkeys(new, "blue")
+
+
+def test_photos_that_the_other_class_holds_already_only_leave_their_own(tmp_path):
+    folder = tmp_path / "photos"
+    for name, numbers in (("red", range(3)), ("blue", range(6)), ("sea", range(3))):
+        (folder / name).mkdir(parents=True)
+        for i in numbers:
+            colour = "red" if name == "red" else "blue"
+            (folder / name / f"{i}.png").write_bytes(image(colour, i))
+    begun = cifnet_pl.extend(model(()), folder, duplicates="keep").model
+    with client(tmp_path / "w", begun=begun, images=folder) as http:
+        contents = [image("blue", number) for number in range(3)]
+        files = [f"{sha256(content).hexdigest()}.png" for content in contents]
+        moved = {"name": "blue", "into": "sea", "images": files}
+        assert http.post("/move", json=moved).json()["message"].startswith("moved 3")
+        assert counts(http) == {"red": 3, "sea": 3, "blue": 3}
 
 
 def test_a_workspace_of_the_version_before_goes_on_with_its_names(tmp_path):

@@ -12,16 +12,16 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 from rich.console import Console
 
-from cifnet_pl.backbones import backbone_imports
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.columns import custom_column
 from cifnet_pl.learning.run_record import RunRecord, run_folder
 from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.model.bundle import plugin_imports
 from cifnet_pl.model.evaluation import Evaluation, rarely_predicted_notes
 from cifnet_pl.model.metrics import ECE_BINS, MIN_TEST_IMAGES
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import to_csv, write_text
-from cifnet_pl.utilities.plugins import import_name, names_import
+from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.run_folders import COMPLETE, DUPLICATES_FILE
 from cifnet_pl.utilities.text import (
     listed,
@@ -198,10 +198,9 @@ def closing_lines(module: TaskModule, folder: Path | None) -> list[str]:
         head = import_name(type(module.head))
     if is_model:
         backbone = module.backbone
-        imports = backbone_imports(backbone.name, backbone.architecture)
-        needs_trust = bool(imports) or names_import(head)
+        imports = plugin_imports(head, backbone.name, backbone.architecture)
         words = ("export", "--model", str(folder), "--output", "MODEL")
-        lines.append(next_command(*words, trust=needs_trust))
+        lines.append(next_command(*words, trust=bool(imports)))
     return lines
 
 
@@ -232,8 +231,7 @@ class RunTable(Callback):
             return
         accuracy = number(evaluation.accuracy, unit=" %")
         by_task = ", ".join(map(number, evaluation.task_accuracy))
-        ece = evaluation.figures()["ece"]
-        print_text(f"Accuracy {accuracy}, {calibration_text(module, ece)}")
+        print_text(f"Accuracy {accuracy}, {calibration_text(module, evaluation.ece)}")
         print_text(f"Accuracy of each task: {by_task} %")
         for line in custom_metric_lines(evaluation) + class_warnings(module):
             print_text(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 import platform
@@ -474,8 +475,9 @@ class TrajectoryPlot(Callback):
         step = trainer.global_step  # the number of tasks
         for name, figure in figures.items():
             path = folder / f"{name}.png"
-            write_bytes(path, png(figure))
-            with Image.open(path) as opened:
+            content = png(figure)
+            write_bytes(path, content)
+            with Image.open(io.BytesIO(content)) as opened:
                 pixels = np.asarray(opened)
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
