@@ -113,7 +113,7 @@ class Job(ApiObject):
     """Name that was given → class that is meant instead, maybe."""
     update: UpdateResult | None = None
     change: ChangeResult | None = None
-    _end: Future[None] = PrivateAttr()
+    _end: Future[None] = PrivateAttr(default_factory=Future)
 
     @property
     def end(self) -> Future[None]:
@@ -173,8 +173,9 @@ class Service:
             args: of the method.
         """
         job = Job(action=action)
-        job._end = self._thread.submit(self._make, job, work, args)
+        # Listed before the thread begins: what asks for the change at once finds it.
         self._jobs[job.job] = job
+        job._end = self._thread.submit(self._make, job, work, args)
         ended = [key for key, one in self._jobs.items() if one.end.done()]
         for key in ended[:-REMEMBERED_CHANGES]:
             del self._jobs[key]

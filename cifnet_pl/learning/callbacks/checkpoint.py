@@ -77,16 +77,13 @@ class TaskCheckpoint(Checkpoint):
     def on_train_batch_end(
         self,
         trainer: Trainer,
-        pl_module: LightningModule,
+        pl_module: TaskModule,
         outputs: Any,
         batch: Any,
         batch_idx: int,
     ) -> None:
         """Save inside a task, if it is time; Lightning calls this after all other callbacks."""
-        if (
-            self.every_minutes is None
-            or not cast(TaskModule, pl_module).can_resume_inside_task
-        ):
+        if self.every_minutes is None or not pl_module.can_resume_inside_task:
             return
         due = time.monotonic() - self._saved >= 60 * self.every_minutes
         # All processes save together, by the clock of the first one.
@@ -135,7 +132,7 @@ class HeldOutImages(Callback):
     def on_validation_batch_end(
         self,
         trainer: Trainer,
-        pl_module: LightningModule,
+        pl_module: TaskModule,
         outputs: Any,
         batch: Batch,
         batch_idx: int,
@@ -144,16 +141,17 @@ class HeldOutImages(Callback):
         """Store the embeddings of the last evaluation."""
         if outputs is None or not self._is_due:
             return
-        z = cast(CIFNetModule, pl_module).evaluated_embeddings.float().cpu()
+        module = cast(CIFNetModule, pl_module)
+        z = module.evaluated_embeddings.float().cpu()
         self._batches.append(ungrouped(z, batch.label.cpu(), batch.row.cpu()))
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Learn the held-out images after the last task."""
-        module = cast(CIFNetModule, pl_module)
-        evaluation = module.evaluation
+        evaluation = pl_module.evaluation
         if not self._is_due or evaluation is None or not evaluation.images:
             return
         folder = run_folder(trainer)
+        module = cast(CIFNetModule, pl_module)
         model = self._refit(module, evaluation.samples["target"].to_numpy())
         if folder is not None:
             model.save(folder / COMPLETE, overwrite=True)

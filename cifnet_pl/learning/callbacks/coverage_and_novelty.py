@@ -44,7 +44,7 @@ class CoverageAndNoveltyMetrics(Callback):
     # (m, d) embeddings.
     _unknown: Tensor | None = None
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Find and embed the unknown images before anything is learned.
 
         Raises:
@@ -53,7 +53,7 @@ class CoverageAndNoveltyMetrics(Callback):
             DataError: there are no images, or one cannot be read (``on_corrupt: skip`` leaves it
                 out).
         """
-        data = cast(TaskModule, pl_module).data
+        data = pl_module.data
         folder = data.unknown
         if folder is None:
             return
@@ -119,10 +119,10 @@ class CoverageAndNoveltyMetrics(Callback):
             judged["novelty"] = novelty
         judged |= self._predictor.judge(outputs, batch.label, novelty)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Put the coverage of each class, and the detection of unknown images, into the record."""
         predictor = self._predictor
-        evaluation = cast(TaskModule, pl_module).evaluation
+        evaluation = pl_module.evaluation
         if predictor is None or evaluation is None or not evaluation.images:
             return
         module = cast(CIFNetModule, pl_module)

@@ -104,18 +104,15 @@ class EnergyMonitor(Callback):
                 self._tracker._hardware = hardware
             self.source = energy_source(hardware)
 
-    def on_train_epoch_start(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Start to measure the learning of a task.
 
         Where the backbone was prepared for the task before, that energy counts as well.
         """
-        module = cast(TaskModule, pl_module)
         since_last = self._since_last()
-        if module.position is None:
+        if pl_module.position is None:
             self._spent = torch.zeros_like(since_last)
-            if module.preparation_seconds:
+            if pl_module.preparation_seconds:
                 self._spent = since_last
         self._task_open = True
 
@@ -124,7 +121,7 @@ class EnergyMonitor(Callback):
         self._spent = self._spent + self._since_last()
         self._task_open = False
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Record the energy of the task; with several nodes, the sum over nodes."""
         energy = torch.stack([self._spent, self._since_last()])
         if trainer.state.fn != "fit":
@@ -135,7 +132,7 @@ class EnergyMonitor(Callback):
             own = energy.nan_to_num().to(place)
             energy = cast(Tensor, trainer.strategy.reduce(own, reduce_op="sum")).cpu()
         learning, evaluation = energy
-        record = cast(TaskModule, pl_module).record
+        record = pl_module.record
         row = record.rows[-1]
         row.energy_source = self.source
         if self.source:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -36,7 +36,7 @@ class PredictionTable(BasePredictionWriter):
     def write_on_epoch_end(
         self,
         trainer: Trainer,
-        pl_module: LightningModule,
+        pl_module: TaskModule,
         predictions: Sequence[Any],
         batch_indices: Sequence[Any],
     ) -> None:
@@ -46,13 +46,12 @@ class PredictionTable(BasePredictionWriter):
         gathered = of_all_processes(local)
         if not trainer.is_global_zero:
             return
-        module = cast(TaskModule, pl_module)
-        source = module.data.source
+        source = pl_module.data.source
         table = []
         for columns in gathered:
             for row, label, probability in zip(*columns, strict=True):
                 true_class = source.class_names[int(source.test.labels[row])]
-                predicted = module.class_names[label]
+                predicted = pl_module.class_names[label]
                 name = source.test.names[row]
                 table.append((name, true_class, predicted, f"{probability:.6f}"))
         path = self.folder / "predictions.csv"
@@ -78,17 +77,17 @@ class ActivationTable(Callback):
     """
 
     def on_validation_epoch_start(
-        self, trainer: Trainer, pl_module: LightningModule
+        self, trainer: Trainer, pl_module: TaskModule
     ) -> None:
         """Begin without any image."""
-        tasks = len(cast(TaskModule, pl_module).learned_tasks)
+        tasks = len(pl_module.learned_tasks)
         # By task: images, and sums of the largest activation of each task's neurons.
         self._sums = torch.zeros(tasks, 1 + tasks, dtype=torch.float64)
 
     def on_validation_batch_end(
         self,
         trainer: Trainer,
-        pl_module: LightningModule,
+        pl_module: CIFNetModule,
         outputs: Any,
         batch: Batch,
         batch_idx: int,
@@ -97,18 +96,17 @@ class ActivationTable(Callback):
         """Add the largest activations of a batch."""
         if outputs is None:
             return
-        module = cast(CIFNetModule, pl_module)
-        activations = torch.sigmoid(module.head(module.evaluated_embeddings)).cpu()
-        by_task = torch.split(activations, module.task_sizes, dim=1)
+        activations = torch.sigmoid(
+            pl_module.head(pl_module.evaluated_embeddings)
+        ).cpu()
+        by_task = torch.split(activations, pl_module.task_sizes, dim=1)
         largest = [part.amax(dim=1) for part in by_task]
         ones = torch.ones_like(largest[0])
         rows = torch.stack([ones, *largest], dim=1)
-        tasks = module.task_of_label[batch.label.cpu()]
+        tasks = pl_module.task_of_label[batch.label.cpu()]
         self._sums.index_add_(0, tasks, rows.double())
 
-    def on_validation_epoch_end(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Put the table over the images of all processes into the record."""
         if trainer.state.fn != "fit":
             return
@@ -118,5 +116,5 @@ class ActivationTable(Callback):
         for task, (images, *sums) in zip(tasks, total.tolist(), strict=True):
             rows.append([task, *(value / images if images else None for value in sums)])
         header = ["image_task", *(f"neurons_{task}" for task in tasks)]
-        record = cast(TaskModule, pl_module).record
+        record = pl_module.record
         record.tables["activations.csv"] = Table(header, rows)

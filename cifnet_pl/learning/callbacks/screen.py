@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -40,9 +40,9 @@ class DuplicatesReport(Callback):
     All of them are listed in ``duplicates.csv`` of the run's folder.
     """
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Report once all checks of the run are over: a run that is refused leaves no folder."""
-        data = cast(TaskModule, pl_module).data
+        data = pl_module.data
         folder = run_folder(trainer)
         for note in data.source.notes:
             rank_zero_info(note)
@@ -212,67 +212,64 @@ class RunTable(Callback):
 
     console = Console()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Print the accuracy after the task, unless the progress bar is shown."""
         fits = trainer.state.fn == "fit" and trainer.is_global_zero
         if fits and not self.console.is_terminal:
-            row = cast(TaskModule, pl_module).record.rows[-1]
+            row = pl_module.record.rows[-1]
             accuracy = number(row.A_k, unit=" %")
             print_text(f"task {row.task}: A_k {accuracy}, {row.train_seconds:.1f} s")
 
-    def teardown(
-        self, trainer: Trainer, pl_module: LightningModule, stage: str
-    ) -> None:
+    def teardown(self, trainer: Trainer, pl_module: TaskModule, stage: str) -> None:
         """Print the result of validate or test, once the progress bar is gone."""
-        module = cast(TaskModule, pl_module)
-        evaluation = module.evaluation
+        evaluation = pl_module.evaluation
         is_evaluated = stage in ("validate", "test") and trainer.is_global_zero
         if not is_evaluated or evaluation is None:
             return
         accuracy = number(evaluation.accuracy, unit=" %")
         by_task = ", ".join(map(number, evaluation.task_accuracy))
-        print_text(f"Accuracy {accuracy}, {calibration_text(module, evaluation.ece)}")
+        print_text(
+            f"Accuracy {accuracy}, {calibration_text(pl_module, evaluation.ece)}"
+        )
         print_text(f"Accuracy of each task: {by_task} %")
-        for line in custom_metric_lines(evaluation) + class_warnings(module):
+        for line in custom_metric_lines(evaluation) + class_warnings(pl_module):
             print_text(line)
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Print what is going to be learned, and on which device."""
-        module = cast(TaskModule, pl_module)
         if not trainer.is_global_zero:
             return
-        plan = module.data.plan
+        plan = pl_module.data.plan
         classes = number_of(len(plan.classes), "class")
         tasks = number_of(len(plan.tasks), "task")
-        device = module.device.type
+        device = pl_module.device.type
         if trainer.world_size > 1:
             device = f"{trainer.world_size} x {device}"
         features = ""
-        if isinstance(module, CIFNetModule):
-            features = f", {module.backbone.features:,} features"
+        if isinstance(pl_module, CIFNetModule):
+            features = f", {pl_module.backbone.features:,} features"
         done = ""
-        if module.tasks_finished:
-            done = f", {module.tasks_finished} learned before"
+        if pl_module.tasks_finished:
+            done = f", {pl_module.tasks_finished} learned before"
         print_text(f"{classes} in {tasks} on {device}{features}{done}")
 
     def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: TaskModule, exception: BaseException
     ) -> None:
         """Print how to resume an interrupted run."""
-        done = cast(TaskModule, pl_module).tasks_finished
+        done = pl_module.tasks_finished
         interrupted = isinstance(exception, KeyboardInterrupt | SystemExit)
         if trainer.state.fn == "fit" and trainer.is_global_zero and interrupted:
             print_text(
                 f"stopped after task {done}: resume by the same command, --ckpt_path last"
             )
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Print the table, the summary, where the run is, and what comes next."""
         folder = run_folder(trainer)
         if not trainer.is_global_zero:
             return
-        module = cast(TaskModule, pl_module)
-        record = module.record
+        record = pl_module.record
         if not record.rows:
             raise CifnetError(
                 "nothing was learned: the limits of the trainer leave no task"
@@ -284,5 +281,5 @@ class RunTable(Callback):
             rows.append(cells)
         header = [column.screen for column in columns]
         self.console.print(table(header, rows, names=()))
-        for line in summary_lines(module) + closing_lines(module, folder):
+        for line in summary_lines(pl_module) + closing_lines(pl_module, folder):
             print_text(line)

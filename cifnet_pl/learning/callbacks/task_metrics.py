@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from torch.nn.functional import pad
@@ -86,14 +86,13 @@ class TaskMetrics(Callback):
 
     config: str = ""
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Remove the end of a finished run that goes on, and write its configuration.
 
         A folder with a configuration is a run's folder.
         Plug-ins are hashed before they learn: their files may be edited while the run goes on.
         """
-        module = cast(TaskModule, pl_module)
-        plugin_hashes(module)
+        plugin_hashes(pl_module)
         folder = run_folder(trainer)
         if folder is None:
             return
@@ -105,33 +104,32 @@ class TaskMetrics(Callback):
         if self.config:
             write_text(path, self.config)
         elif not path.exists():
-            write_text(path, dump_yaml(configuration(module)))
+            write_text(path, dump_yaml(configuration(pl_module)))
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Write the tables, log the task to TensorBoard, and add it to the model's history."""
         if trainer.state.fn != "fit":
             return
-        module = cast(TaskModule, pl_module)
-        record = module.record
+        record = pl_module.record
         row = record.rows[-1]
-        if isinstance(module, CIFNetModule):
-            module.model.record_event(
+        if isinstance(pl_module, CIFNetModule):
+            pl_module.model.record_event(
                 "task",
                 accuracy=row.A_k,
                 seconds=row.train_seconds,
                 energy_kwh=row.energy_kwh,
                 energy_source=row.energy_source,
-                class_names=list(module.learned_tasks[-1]),
+                class_names=list(pl_module.learned_tasks[-1]),
             )
-        if module.is_complete:
-            assert module.evaluation is not None
-            names = module.class_names
-            counts = module.evaluation.confusion.tolist()
+        if pl_module.is_complete:
+            assert pl_module.evaluation is not None
+            names = pl_module.class_names
+            counts = pl_module.evaluation.confusion.tolist()
             rows = [[name, *row] for name, row in zip(names, counts, strict=True)]
             record.tables["confusion.csv"] = Table(["true_class", *names], rows)
         folder = run_folder(trainer)
         if folder is not None:
-            record.write_tables(folder, module.learned_tasks)
+            record.write_tables(folder, pl_module.learned_tasks)
             values = {}
             for column in record.columns:
                 value = vars(row).get(column.task)
@@ -144,18 +142,17 @@ class TaskMetrics(Callback):
                 logger.log_metrics(values, step=len(record.rows))
         record.tables.clear()
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Write ``summary.json`` of a run that has learned all its tasks.
 
         TensorBoard's table of runs gets the settings and the final metrics.
         """
         folder = run_folder(trainer)
-        module = cast(TaskModule, pl_module)
-        if folder is None or not module.is_complete:
+        if folder is None or not pl_module.is_complete:
             return
         if not (folder / "tasks.csv").is_file():
             return
-        summary = module.record.summary(**describe_run(module))
+        summary = pl_module.record.summary(**describe_run(pl_module))
         write_json(folder / "summary.json", summary)
         metrics = {}
         for name in FINAL_METRICS:
@@ -163,7 +160,7 @@ class TaskMetrics(Callback):
                 metrics[f"final/{name}"] = summary[name]
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.log_hyperparams(flatten(module.settings()), metrics)
+                logger.log_hyperparams(flatten(pl_module.settings()), metrics)
 
 
 def describe_run(module: TaskModule) -> dict[str, Any]:
@@ -400,7 +397,7 @@ class PredictionRecord(Callback):
     def on_validation_batch_end(
         self,
         trainer: Trainer,
-        pl_module: LightningModule,
+        pl_module: TaskModule,
         outputs: Any,
         batch: Batch,
         batch_idx: int,
@@ -409,7 +406,7 @@ class PredictionRecord(Callback):
         """Add the most probable classes to the samples of the evaluation."""
         if not self.every_task or outputs is None:
             return
-        judged = cast(TaskModule, pl_module).judged[-1]
+        judged = pl_module.judged[-1]
         judged["row"] = batch.row
         labels, probabilities = top_classes(outputs)
         # Fewer classes than five may be known.
@@ -420,17 +417,16 @@ class PredictionRecord(Callback):
             judged[f"top_{k + 1}"] = labels[:, k]
             judged[f"probability_{k + 1}"] = probabilities[:, k]
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Write the predictions of all processes, in the order of the data."""
         if not self.every_task or trainer.state.fn != "fit":
             return
-        module = cast(TaskModule, pl_module)
-        evaluation = module.evaluation
+        evaluation = pl_module.evaluation
         folder = run_folder(trainer)
         if folder is None or evaluation is None or not evaluation.images:
             return
-        task = module.tasks_finished
-        images = module.data.source.test.names
+        task = pl_module.tasks_finished
+        images = pl_module.data.source.test.names
         names = [utf8(name) for name in evaluation.class_names]
         name_of = pd.array(names, dtype="string")
         samples = evaluation.samples.sort_values("row", kind="stable")
@@ -453,11 +449,10 @@ class TrajectoryPlot(Callback):
     The trajectory shows A_k, Ā and the accuracy matrix.
     """
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Draw both, and show them in TensorBoard."""
         folder = run_folder(trainer)
-        module = cast(TaskModule, pl_module)
-        record = module.record
+        record = pl_module.record
         if folder is None or not record.rows:
             return
         title = f"{folder.parent.name}, {folder.name.replace('_', ' ')}"
@@ -467,10 +462,10 @@ class TrajectoryPlot(Callback):
         figures["trajectory"] = draw_trajectory(
             classes_seen, record.trajectory, average, record.matrix, title
         )
-        evaluation = module.evaluation
-        if module.is_complete and evaluation is not None and evaluation.images:
+        evaluation = pl_module.evaluation
+        if pl_module.is_complete and evaluation is not None and evaluation.images:
             figures["confusion"] = draw_confusion(
-                evaluation.confusion, module.class_names, title
+                evaluation.confusion, pl_module.class_names, title
             )
         step = trainer.global_step  # the number of tasks
         for name, figure in figures.items():
