@@ -1,7 +1,5 @@
 """Entry point of the command line, ``cifnet`` and ``python -m cifnet_pl``."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

@@ -4,8 +4,6 @@ Each function raises an ``AssertionError`` that says what is wrong. The checks c
 bundles and reports rely on. They cannot know whether a head computes the right scores.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable, Sequence
@@ -82,7 +80,11 @@ class Case:
         return fresh
 
     def must_agree(
-        self, scores: Tensor, expected: Tensor, change: str, tolerance: float = 0.0
+        self,
+        scores: Tensor,
+        expected: Tensor,
+        change: str,
+        tolerance: float = 0.0,
     ) -> None:
         """Check that scores are alike.
 

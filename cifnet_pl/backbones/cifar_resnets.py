@@ -1,7 +1,5 @@
 """ResNets for images of 32 pixels, such as those of CIFAR-100; torchvision has none."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 from torch import nn

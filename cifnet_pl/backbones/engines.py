@@ -282,7 +282,10 @@ def checked_runtime(graph: bytes, backbone: Any) -> Runtime:
 
 @torch.inference_mode()
 def check_difference(
-    runtime: Runtime, backbone: Any, images: Tensor, tolerance: float
+    runtime: Runtime,
+    backbone: Any,
+    images: Tensor,
+    tolerance: float,
 ) -> None:
     """Compare a graph with torch on some images.
 

@@ -5,8 +5,6 @@ with the encoding of Coates and Ng (2011), "The Importance of Encoding Versus Tr
 Coding and Vector Quantization".
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

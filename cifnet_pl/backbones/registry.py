@@ -18,8 +18,6 @@ An architecture is one of torchvision, ``resnet32_cifar``, ``resnet18_cifar``, `
 ``+mirror`` averages the embeddings of an image and its mirror image.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial
@@ -189,7 +187,9 @@ def pixels(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
 
 
 def patch_dictionary(
-    rest: str, architecture: str | None, download: bool
+    rest: str,
+    architecture: str | None,
+    download: bool,
 ) -> BuiltNetwork:
     """Build a dictionary of patches, ``patches:<centres>`` or ``patches:<centres>x<cells>``.
 
@@ -231,7 +231,9 @@ def embedded(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
 
 
 def torchvision_weights(
-    rest: str, architecture: str | None, download: bool
+    rest: str,
+    architecture: str | None,
+    download: bool,
 ) -> BuiltNetwork:
     """Build a classifier of torchvision by the name of its weights, without its last layer.
 
@@ -484,7 +486,9 @@ def _of_channels(values: Any) -> tuple[float, float, float]:
 
 
 def learned_backbone(
-    rest: str, architecture: str | None, download: bool
+    rest: str,
+    architecture: str | None,
+    download: bool,
 ) -> BuiltNetwork:
     """Build a network that a run has trained, ``learned:<structure>:<backbone>``.
 

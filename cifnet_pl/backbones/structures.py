@@ -4,8 +4,6 @@ A network that was trained is stored with its weights. Its name, ``learned:<stru
 says what to build before they are loaded; nothing stored is executed.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections import OrderedDict
@@ -25,7 +23,8 @@ LATER_STAGES = ("layer2", "layer3", "layer4")
 
 
 def stages_of(
-    network: nn.Module, method: str = "this method"
+    network: nn.Module,
+    method: str = "this method",
 ) -> tuple[list[nn.Module], nn.Module]:
     """Return the stages of a residual network.
 
@@ -317,7 +316,9 @@ class Mirrored(nn.Module):
 
 @torch.inference_mode()
 def with_late_layers(
-    network: nn.Module, features: int, side: int
+    network: nn.Module,
+    features: int,
+    side: int,
 ) -> tuple[nn.Module, int]:
     """Add the outputs of late layers to the embedding of a network.
 
@@ -354,7 +355,10 @@ def with_late_layers(
 
 
 def _late_modules(
-    network: nn.Module, steps: Sequence[str], width: int, image: Tensor
+    network: nn.Module,
+    steps: Sequence[str],
+    width: int,
+    image: Tensor,
 ) -> list[str]:
     """Return the names of the sub-modules that are late layers.
 

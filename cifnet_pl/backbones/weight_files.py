@@ -1,7 +1,5 @@
 """Read the tensors of a checkpoint of any framework, by the names that a network gives them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +44,8 @@ STATE_KEYS = (
 
 
 def match_names(
-    stored: Mapping[str, Tensor], names: Collection[str]
+    stored: Mapping[str, Tensor],
+    names: Collection[str],
 ) -> dict[str, Tensor]:
     """Rename stored tensors as a network names them, with as few prefixes stripped as possible.
 

@@ -336,7 +336,11 @@ class CalibrationBuffer(GrowingModule):
         return self.capacity // classes
 
     def add(
-        self, z: Tensor, y: Tensor, key: Tensor, group: Tensor | None = None
+        self,
+        z: Tensor,
+        y: Tensor,
+        key: Tensor,
+        group: Tensor | None = None,
     ) -> None:
         """Offer samples of the current task.
 

@@ -132,7 +132,9 @@ def _images_to_audit(model: Classifier, name: str, images: str | None) -> Source
 
 
 def audit_images(
-    model: Classifier, source: Source, cache_folder: Path
+    model: Classifier,
+    source: Source,
+    cache_folder: Path,
 ) -> AuditedImages:
     """Audit all images of a source.
 

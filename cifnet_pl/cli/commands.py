@@ -5,8 +5,6 @@ Commands that need no Trainer are functions: their signature is the command line
 topic.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """``configs``: list the package's configurations."""
 
-from __future__ import annotations
-
 from itertools import takewhile
 from pathlib import Path
 

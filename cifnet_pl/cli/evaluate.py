@@ -109,7 +109,9 @@ def evaluate(
 
 
 def known_images(
-    model: Classifier, images: LabelledImages, name: str
+    model: Classifier,
+    images: LabelledImages,
+    name: str,
 ) -> LabelledImages:
     """Return the images of classes that a model knows, and print how many others are left out.
 
@@ -246,7 +248,9 @@ def write_results(target: Path, evaluation: Evaluation, images: LabelledImages) 
 
 
 def write_class_tables(
-    target: Path, evaluation: Evaluation, unjudged: Mapping[str, int] | None = None
+    target: Path,
+    evaluation: Evaluation,
+    unjudged: Mapping[str, int] | None = None,
 ) -> None:
     """Write classes.csv, and confusion.csv with true classes in rows and predicted ones in columns.
 

@@ -1,7 +1,5 @@
 """Run ``fit``, ``validate``, ``test`` and ``predict`` with LightningCLI."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any
 

@@ -24,7 +24,9 @@ OutputKind = Literal["file", "folder", "bundle", "extend", "forget", "merge", "t
 
 @contextmanager
 def writing(
-    output: str | Path | None, overwrite: bool, kind: OutputKind = "file"
+    output: str | Path | None,
+    overwrite: bool,
+    kind: OutputKind = "file",
 ) -> Iterator[None]:
     """Lock a command's output within the block, after checking that it may be written.
 
@@ -76,7 +78,8 @@ def refuse_other(target: Path | str, is_same: bool) -> None:
 
 
 def warn(
-    warnings: Iterable[str], unreadable: Iterable[tuple[Path | str | None, str]] = ()
+    warnings: Iterable[str],
+    unreadable: Iterable[tuple[Path | str | None, str]] = (),
 ) -> None:
     """Print warnings, and the images that could not be read, to the standard error stream."""
     for warning in warnings:

@@ -1,7 +1,5 @@
 """Add to jsonargparse: one sentence about a wrong option, and heads that inherit no options."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -189,7 +187,8 @@ def find_config(word: str) -> Path:
 
 
 def options_in(
-    args: Sequence[str], others: Collection[str] = ()
+    args: Sequence[str],
+    others: Collection[str] = (),
 ) -> Iterator[tuple[str, str | None]]:
     """Yield each option with a dot in its name with its value, and every other word with None.
 

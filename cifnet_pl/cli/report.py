@@ -1,7 +1,5 @@
 """``report``: make tables and figures of finished runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from cifnet_pl.cli.outputs import writing

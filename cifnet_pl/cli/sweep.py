@@ -4,8 +4,6 @@ Each point is a whole configuration on disk, which ``fit`` runs as a process of 
 complete once a run of it has a summary.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import itertools
@@ -290,7 +288,9 @@ def run_point(folder: Path) -> str:
 
 
 def read_points(
-    path: Path, overrides: Overrides = (), seeds: Sequence[int] = ()
+    path: Path,
+    overrides: Overrides = (),
+    seeds: Sequence[int] = (),
 ) -> list[Point]:
     """Return the points of a sweep file, in order.
 
@@ -446,7 +446,9 @@ def put(config: CONFIG, name: str, value: Any, kind: str | None = None) -> bool:
 
 
 def choose(
-    points: Collection[Point], only: Sequence[str], without: Sequence[str]
+    points: Collection[Point],
+    only: Sequence[str],
+    without: Sequence[str],
 ) -> list[Point]:
     """Choose points by the labels of their options.
 

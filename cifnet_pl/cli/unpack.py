@@ -74,7 +74,10 @@ def unpack(
 
 
 def _write(
-    images: SampleTable, homes: Mapping[int, str], folder: Path, size: int
+    images: SampleTable,
+    homes: Mapping[int, str],
+    folder: Path,
+    size: int,
 ) -> int:
     """Write the images of each label that has a home in a folder; return their number."""
     from PIL import Image

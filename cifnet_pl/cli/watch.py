@@ -138,7 +138,9 @@ def watch(
 
 
 def model_source(
-    model: str | None, workspace: str | None, trust: bool
+    model: str | None,
+    workspace: str | None,
+    trust: bool,
 ) -> Callable[[], Classifier]:
     """Return a function that gives the model to classify with: one model, or a workspace's."""
     from cifnet_pl.model.store import load

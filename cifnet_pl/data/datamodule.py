@@ -1,7 +1,5 @@
 """The Lightning data module of a run: epoch k gets the samples of task k."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
@@ -505,7 +503,10 @@ class CIFNetDataModule(LightningDataModule):
     # ------------------------------------------------------------------ batches
 
     def transfer_batch_to_device(
-        self, batch: Batch, device: torch.device, dataloader_idx: int
+        self,
+        batch: Batch,
+        device: torch.device,
+        dataloader_idx: int,
     ) -> Batch:
         """Give a batch the learner's labels, -1 for new classes, and copy it to a device.
 

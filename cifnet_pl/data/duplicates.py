@@ -4,8 +4,6 @@ Which one of several duplicates is learned depends on the plan of the tasks alon
 whatever the batches and the processes, and wherever a run is resumed.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace

@@ -11,8 +11,6 @@ A damaged file is reported in the log and written again. A cache that cannot be 
 stops caching.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Iterator
@@ -101,7 +99,10 @@ class EmbeddingCache:
     """
 
     def __init__(
-        self, samples: SampleTable, class_names: list[str], folder: Path | None
+        self,
+        samples: SampleTable,
+        class_names: list[str],
+        folder: Path | None,
     ):
         self.samples = samples
         self.class_names = class_names
@@ -115,7 +116,8 @@ class EmbeddingCache:
         self._place_in_class = by_class.cumcount().to_numpy()
 
     def _by_class(
-        self, rows: np.ndarray
+        self,
+        rows: np.ndarray,
     ) -> Iterator[tuple[int, np.ndarray, Tensor, Tensor | None]]:
         """Yield each class in ``rows``; its file is read when it is first asked for.
 

@@ -1,7 +1,5 @@
 """Make batches from positions in a sample set: exact sharding, decoding."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +55,10 @@ They take little memory, and a Gram matrix over many of them is faster.
 
 
 def shard_batches(
-    rows: np.ndarray, batch_size: int, rank: int, world: int
+    rows: np.ndarray,
+    batch_size: int,
+    rank: int,
+    world: int,
 ) -> list[np.ndarray]:
     """Divide rows into batches over processes, every row exactly once.
 

@@ -44,7 +44,9 @@ LARGEST_EXCESS = 2.0
 
 
 def split_table(
-    samples: SampleTable, options: SourceOptions, group: str = SINGLE
+    samples: SampleTable,
+    options: SourceOptions,
+    group: str = SINGLE,
 ) -> Source:
     """Divide samples by their column ``split``, or hold out a share of each class.
 
@@ -107,7 +109,10 @@ def _sorted(column: pd.Series[str]) -> pd.Series[str]:
 
 
 def _held_out_source(
-    class_names: list[str], whole: SampleTable, options: SourceOptions, kind: str
+    class_names: list[str],
+    whole: SampleTable,
+    options: SourceOptions,
+    kind: str,
 ) -> Source:
     """Hold out a share of the samples of each class, by a kind of group."""
     fraction = options.val_fraction
@@ -233,7 +238,10 @@ def _hash(name: str) -> bytes:
 
 
 def held_out_together(
-    names: Sequence[str], looks: Sequence[Look], fraction: float, seed: int
+    names: Sequence[str],
+    looks: Sequence[Look],
+    fraction: float,
+    seed: int,
 ) -> np.ndarray:
     """Choose the held-out images of one class; near-duplicates stay on the same side.
 
@@ -266,7 +274,10 @@ def held_out_together(
 
 
 def held_out_groups(
-    groups: Sequence[str], class_name: str, fraction: float, seed: int
+    groups: Sequence[str],
+    class_name: str,
+    fraction: float,
+    seed: int,
 ) -> np.ndarray:
     """Choose whole groups of one class, in the order of their seeded hashes.
 
@@ -318,7 +329,9 @@ def _nearest(
 
 
 def _group_notes(
-    kind: str, alone: np.ndarray, undivided: Sequence[str]
+    kind: str,
+    alone: np.ndarray,
+    undivided: Sequence[str],
 ) -> tuple[str, ...]:
     """Say how many images are in no group, and of which classes nothing is held out.
 

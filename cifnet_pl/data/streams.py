@@ -4,8 +4,6 @@ Which samples a task brings is said by the kind of stream. A new kind is one sub
 :class:`Stream`; ``--data.stream`` finds it by its name.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -353,7 +351,10 @@ class LongTailed(Stream):
     samples_return = False
 
     def __init__(
-        self, ratio: float = 100.0, order: SizeOrder = "shuffled", seed: int = 0
+        self,
+        ratio: float = 100.0,
+        order: SizeOrder = "shuffled",
+        seed: int = 0,
     ):
         expected = "at least 1: the largest class divided by the smallest"
         check_that(ratio >= 1, "ratio", ratio, expected)

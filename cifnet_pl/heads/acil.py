@@ -1,7 +1,5 @@
 """ACIL and DS-AL: ridge regression on a random projection of the embedding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
@@ -179,7 +177,11 @@ def solve_stream(sums: Sums, tss: Tensor, ridge: Ridge) -> tuple[Tensor, float]:
 
 
 def leaving_out_of_stream(
-    sums: Sums, ridge: Tensor, weights: Tensor, features: Tensor, targets: Tensor
+    sums: Sums,
+    ridge: Tensor,
+    weights: Tensor,
+    features: Tensor,
+    targets: Tensor,
 ) -> LeftOut:
     """Prepare the leave-one-group-out scores of a stream for learned samples.
 

@@ -357,7 +357,10 @@ class Head(nn.Module, ABC):
 
     @in_full_precision
     def observe_past(
-        self, z: Numbers, y: Numbers, weight: Numbers | None = None
+        self,
+        z: Numbers,
+        y: Numbers,
+        weight: Numbers | None = None,
     ) -> None:
         """Show samples of earlier classes (the calibration buffer).
 
@@ -382,7 +385,10 @@ class Head(nn.Module, ABC):
             self._observe_past(z, columns, weight)
 
     def _checked(
-        self, z: Numbers, y: Numbers, weight: Numbers | None = None
+        self,
+        z: Numbers,
+        y: Numbers,
+        weight: Numbers | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Check a batch at the boundary.
 
@@ -616,7 +622,10 @@ class Head(nn.Module, ABC):
         return self.labels[self(z).argmax(dim=1)]
 
     def leave_one_out(
-        self, z: Numbers, y: Numbers, groups: Numbers | None = None
+        self,
+        z: Numbers,
+        y: Numbers,
+        groups: Numbers | None = None,
     ) -> Tensor:
         """Score learned samples, each as if it, or all of its group, had never been learned.
 
@@ -722,7 +731,10 @@ class Head(nn.Module, ABC):
 
     @in_full_precision
     def leave_one_out_novelty(
-        self, z: Numbers, y: Numbers, groups: Numbers | None = None
+        self,
+        z: Numbers,
+        y: Numbers,
+        groups: Numbers | None = None,
     ) -> Tensor:
         """Return the novelty of learned samples, each as if it, or its group, had not been learned.
 

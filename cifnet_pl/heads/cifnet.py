@@ -1,7 +1,5 @@
 """CIFNet's head: regularised recursive least squares with a calibration buffer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast

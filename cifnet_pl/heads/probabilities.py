@@ -173,7 +173,9 @@ class ProbabilityFit(NamedTuple):
 
 
 def fit_probabilities(
-    rules: Sequence[Tensor], columns: Tensor, smallest_power: float = SMALLEST_POWER
+    rules: Sequence[Tensor],
+    columns: Tensor,
+    smallest_power: float = SMALLEST_POWER,
 ) -> ProbabilityFit:
     """Fit the weights of rules and the power of the odds by the smallest negative log likelihood.
 
@@ -295,7 +297,9 @@ def calibrate(samples: CalibrationSamples) -> None:
 
 
 def check_buffer(
-    head: Head, buffer: CalibrationBuffer | None, calibrates: bool
+    head: Head,
+    buffer: CalibrationBuffer | None,
+    calibrates: bool,
 ) -> None:
     """Check that a head has the buffer that it needs.
 

@@ -1,7 +1,5 @@
 """Heads around class means: nearest class mean, discriminant analysis, and their variants."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -57,7 +55,10 @@ class NCMHead(SumsHead):
     tells_novelty = False
 
     def __init__(
-        self, in_features: int, metric: Metric = "cosine", dtype: Dtype = "float64"
+        self,
+        in_features: int,
+        metric: Metric = "cosine",
+        dtype: Dtype = "float64",
     ):
         super().__init__(in_features, in_features + 1, dtype, gram=False)
         check_choice("metric", metric, Metric)
@@ -98,7 +99,10 @@ class SLDAHead(SumsHead):
     leaves_one_out = True
 
     def __init__(
-        self, in_features: int, shrinkage: Ridge = "gcv", dtype: Dtype = "float64"
+        self,
+        in_features: int,
+        shrinkage: Ridge = "gcv",
+        dtype: Dtype = "float64",
     ):
         super().__init__(in_features, in_features + 1, dtype)
         expected = "a number in (0, 1] or gcv"

@@ -55,7 +55,9 @@ class TrialTask:
 
 
 def stream(
-    labels: Sequence[Sequence[int]] = LABELS, seed: int = 0, width: int = WIDTH
+    labels: Sequence[Sequence[int]] = LABELS,
+    seed: int = 0,
+    width: int = WIDTH,
 ) -> list[TrialTask]:
     """Return tasks of well separated classes with 5 to 16 samples each, class after class.
 

@@ -3,8 +3,6 @@
 A duplicate adds weight without adding knowledge, and one that is held out tests nothing.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -101,7 +99,8 @@ def duplicates_message(names: Sequence[str], duplicates: Duplicates) -> str | No
 
 
 def conflicting_labels_message(
-    names: Sequence[str], duplicates: Duplicates | None
+    names: Sequence[str],
+    duplicates: Duplicates | None,
 ) -> str | None:
     """Return a sentence about images that are in two classes; None if there are none.
 

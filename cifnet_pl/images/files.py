@@ -4,8 +4,6 @@
 the disk. What is an image, and what is passed over, is told by the names and first bytes of files.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import stat
@@ -303,7 +301,10 @@ def _single_top_folder(names: Iterable[str]) -> str:
 
 @lru_cache
 def _opened(
-    path: Path, encoding: str, process: int, version: tuple[int, ...]
+    path: Path,
+    encoding: str,
+    process: int,
+    version: tuple[int, ...],
 ) -> Archive:
     """Return one open archive for each process: forked ones would share a position in the file."""
     return Archive(path, encoding)
@@ -527,7 +528,8 @@ def require_folder(folder: Path, option: str, what: str) -> None:
 
 
 def find_images(
-    source: Path | str, passed_over: PassedOver | None = None
+    source: Path | str,
+    passed_over: PassedOver | None = None,
 ) -> Iterator[Path]:
     """Yield the images of a file, a folder with its sub-folders, a Zip archive, or a glob pattern.
 

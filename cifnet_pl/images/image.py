@@ -1,7 +1,5 @@
 """One image: its bytes are read once, and give its hash, its time, a thumbnail and its pixels."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import warnings

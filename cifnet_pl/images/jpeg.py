@@ -5,8 +5,6 @@ all threads together wait for the lock. libjpeg-turbo (package ``simplejpeg``) d
 pixels in one call, and torch resizes in another, together in 1.0 ms.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import NamedTuple
@@ -27,7 +25,11 @@ FRACTIONS = (8, 4, 2)
 
 
 def decode_square(
-    content: bytes, width: int, height: int, size: int, crop_ratio: float
+    content: bytes,
+    width: int,
+    height: int,
+    size: int,
+    crop_ratio: float,
 ) -> np.ndarray | None:
     """Decode a JPEG file of RGB or grey pixels to a centred square; None where that fails.
 

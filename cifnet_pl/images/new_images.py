@@ -1,7 +1,5 @@
 """Watch a folder for new images, by looking at it again and again: every disk can do that."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -47,7 +45,10 @@ class NewImages:
         self._found: dict[Path, tuple[int, ...]] = {}
 
     def batches(
-        self, size: int, pause: float, settled: bool = True
+        self,
+        size: int,
+        pause: float,
+        settled: bool = True,
     ) -> Iterator[list[NewImage]]:
         """Yield the new images, at most ``size`` at a time, for ever.
 

@@ -5,8 +5,6 @@ every layer. A GPU would wait for threads, which pass Python's lock to each othe
 batches from the processes of a DataLoader.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -266,7 +264,9 @@ class _Batches(Dataset[DecodedBatch | CifnetError]):
 
 
 def _batch(
-    items: Sequence[Any], results: Iterable[ReadImage], size: int
+    items: Sequence[Any],
+    results: Iterable[ReadImage],
+    size: int,
 ) -> DecodedBatch:
     """Return the batch of some images; their pixels are copied as soon as they are read.
 

@@ -1,7 +1,5 @@
 """Trained methods to compare with: networks trained by gradient descent, task after task."""
 
-from __future__ import annotations
-
 from cifnet_pl.iterative.create import CREATEModule as CREATEModule
 from cifnet_pl.iterative.der import DERModule as DERModule
 from cifnet_pl.iterative.der import MEMOModule as MEMOModule

@@ -1,7 +1,5 @@
 """Random augmentation of training images, the same for an image in any batch or process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """CREATE: an auto-encoder for each class classifies by reconstruction (Chen et al. 2025)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A new branch for each task beside the frozen ones: DER, and MEMO with branched last stages."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

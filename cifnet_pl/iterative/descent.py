@@ -1,7 +1,5 @@
 """Gradient descent in a task: its steps, the learning rate at each, and SGD over processes."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """FOSTER: feature boosting and compression (Wang et al., ECCV 2022)."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any, Literal, cast

@@ -1,7 +1,5 @@
 """Make a model of what a trained method has learned, to be exported and extended like any other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -95,7 +93,10 @@ def frozen_backbone(module: Any) -> Backbone:
 
 
 def _linear_model(
-    module: Any, backbone: Backbone, linear: nn.Linear, exemplars: BufferSamples
+    module: Any,
+    backbone: Backbone,
+    linear: nn.Linear,
+    exemplars: BufferSamples,
 ) -> Classifier:
     """Return a model that predicts by a linear classifier."""
     names = module.class_names
@@ -124,7 +125,9 @@ def _linear_model(
 
 
 def _nearest_mean_model(
-    module: Any, backbone: Backbone, exemplars: BufferSamples
+    module: Any,
+    backbone: Backbone,
+    exemplars: BufferSamples,
 ) -> Classifier:
     """Return a model that predicts the class with the nearest mean of exemplars."""
     model = Classifier(backbone, NCMHead(backbone.features), images=ImageHashes())

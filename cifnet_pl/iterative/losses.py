@@ -4,8 +4,6 @@ n is the number of samples, C the number of classes. Each function agrees with t
 its method to a relative 1e-9 in float64 (``tests/data/iterative_losses.npz``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -200,7 +198,9 @@ def boosting(
 
 
 def balanced_distillation(
-    scores: Tensor, teacher: Tensor, class_weights: Tensor
+    scores: Tensor,
+    teacher: Tensor,
+    class_weights: Tensor,
 ) -> Tensor:
     """Compute FOSTER's compression loss (eq. 12).
 

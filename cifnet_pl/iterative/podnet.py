@@ -1,7 +1,5 @@
 """PODNet: pooled outputs distilled at every stage, proxies (Douillard et al., ECCV 2020)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

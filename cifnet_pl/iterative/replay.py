@@ -1,7 +1,5 @@
 """Methods with one network of fixed size: fine-tuning, replay, and distillation (iCaRL, WA)."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from torch import Tensor, nn

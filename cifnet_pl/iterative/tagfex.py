@@ -1,7 +1,5 @@
 """TagFex: task-agnostic features guide the branch of each task (Zheng et al., CVPR 2025)."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

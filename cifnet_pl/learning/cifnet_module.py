@@ -1,7 +1,5 @@
 """The training-free LightningModule: a model learns the task stream, and checkpoints store it."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable, Sequence

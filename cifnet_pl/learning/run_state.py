@@ -1,7 +1,5 @@
 """State of a run in a checkpoint besides tensors: its classes, tasks and settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import islice
 from typing import Annotated, Any

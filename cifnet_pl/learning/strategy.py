@@ -1,7 +1,5 @@
 """How the processes of a Trainer learn together: they add their statistics."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The LightningModule that learns a stream of tasks, one per epoch, and evaluates after each."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -336,7 +334,9 @@ class TaskModule(LightningModule):
     on_test_epoch_end = on_validation_epoch_end
 
     def predict_step(
-        self, batch: Batch, batch_idx: int
+        self,
+        batch: Batch,
+        batch_idx: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (n,) rows, most probable labels and their probabilities of n images."""
         top = self.probabilities(batch).max(dim=1)
@@ -382,7 +382,10 @@ class TaskModule(LightningModule):
             state.resume(checkpoint, str(self.trainer.precision))
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
     ) -> Any:
         """Load all tensors.
 

@@ -1,7 +1,5 @@
 """Build a model from what a file holds; nothing from the file is executed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

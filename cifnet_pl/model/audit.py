@@ -5,8 +5,6 @@ image is predicted without itself and its near-duplicates. For the audit itself 
 or learned twice; a learning curve fits one classifier per size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -237,7 +235,10 @@ def _curve_sizes(counts: np.ndarray) -> list[int]:
 
 
 def _mean_accuracy(
-    z: np.ndarray, labels: np.ndarray, groups: np.ndarray, measured: np.ndarray
+    z: np.ndarray,
+    labels: np.ndarray,
+    groups: np.ndarray,
+    measured: np.ndarray,
 ) -> float:
     """Return the mean over classes of their leave-one-group-out accuracy, in percent.
 
@@ -279,7 +280,9 @@ class EmbeddedImages(NamedTuple):
 
 
 def embeddings_of(
-    model: Classifier, source: Source, cache_folder: Path
+    model: Classifier,
+    source: Source,
+    cache_folder: Path,
 ) -> EmbeddedImages:
     """Embed all training and test images of a source; what the cache lacks is added to it.
 

@@ -12,8 +12,6 @@ This module writes and reads the files. A model is assembled from them in
 :mod:`cifnet_pl.model.assembly`, by :func:`cifnet_pl.model.store.load_bundle`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

@@ -250,7 +250,11 @@ class Calibration(GrowingModule):
         return samples._replace(group=groups)
 
     def _test(
-        self, head: Head, samples: BufferSamples, sets: Tensor, limit: int
+        self,
+        head: Head,
+        samples: BufferSamples,
+        sets: Tensor,
+        limit: int,
     ) -> None:
         """Add what samples, all of their classes, show of whether images are independent.
 
@@ -307,7 +311,10 @@ class Calibration(GrowingModule):
         self._record_accuracy(kind, samples, grouped)
 
     def _record_accuracy(
-        self, kind: Kind, samples: CalibrationSamples, grouped: CalibrationSamples
+        self,
+        kind: Kind,
+        samples: CalibrationSamples,
+        grouped: CalibrationSamples,
     ) -> None:
         """Record both accuracies: of samples alone, and in their groups."""
         loo = estimated(samples)
@@ -536,7 +543,10 @@ class OpenSetPredictor:
         )
 
     def judge(
-        self, probabilities: Tensor, target: Tensor, novelty: Tensor | None
+        self,
+        probabilities: Tensor,
+        target: Tensor,
+        novelty: Tensor | None,
     ) -> dict[str, Tensor]:
         """Return what counts of the decisions for samples of known classes.
 

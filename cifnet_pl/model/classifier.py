@@ -457,7 +457,10 @@ class Classifier(ModelLearner):
                 yield prediction
 
     def _classify_embeddings(
-        self, file: Path, top: int, predictor: OpenSetPredictor
+        self,
+        file: Path,
+        top: int,
+        predictor: OpenSetPredictor,
     ) -> Iterator[Prediction]:
         samples = open_table(file).samples(labels=None)
         for rows in pieces(np.arange(len(samples)), EMBEDDED_BATCH):
@@ -487,7 +490,9 @@ class Classifier(ModelLearner):
             )
 
     def available_shares(
-        self, unknown: float | None = None, coverage: float | None = None
+        self,
+        unknown: float | None = None,
+        coverage: float | None = None,
     ) -> tuple[float | None, float | None]:
         """Return the two shares, with None in place of one that this model cannot promise.
 
@@ -504,7 +509,9 @@ class Classifier(ModelLearner):
         return unknown, coverage
 
     def open_set_predictor(
-        self, unknown: float | None = None, coverage: float | None = None
+        self,
+        unknown: float | None = None,
+        coverage: float | None = None,
     ) -> OpenSetPredictor:
         """Return the predictor of unknown samples and prediction sets for the present model.
 

@@ -1,7 +1,5 @@
 """Figures of a model and of a run: confusion matrix, reliability diagram, accuracy over tasks."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 
@@ -118,7 +116,10 @@ def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figu
 
 
 def _draw_cells(
-    axes: Axes, cells: np.ndarray, shades: Normalize, is_numbered: bool
+    axes: Axes,
+    cells: np.ndarray,
+    shades: Normalize,
+    is_numbered: bool,
 ) -> QuadMesh:
     """Draw percentages as cells in shades of blue, the first row on top.
 

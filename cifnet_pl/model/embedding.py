@@ -1,7 +1,5 @@
 """Embed images by a frozen backbone, without a head."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Evaluate predictions for labelled samples: of a run, a model, an extension or an audit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,7 +32,9 @@ RARELY_PREDICTED = 25.0
 
 
 def judge(
-    probabilities: Tensor, target: Tensor, task: Tensor | None = None
+    probabilities: Tensor,
+    target: Tensor,
+    task: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return what counts of the predictions for a batch; they stay on their device.
 
@@ -287,7 +287,9 @@ class Evaluation:
 
 
 def evaluate(
-    model: Classifier, images: LabelledImages, progress: bool = False
+    model: Classifier,
+    images: LabelledImages,
+    progress: bool = False,
 ) -> Evaluation:
     """Predict labelled images, and compare with their labels.
 

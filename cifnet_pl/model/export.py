@@ -1,7 +1,5 @@
 """Export one ONNX graph from images to calibrated probabilities, preprocessing included."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

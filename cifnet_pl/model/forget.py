@@ -1,7 +1,5 @@
 """Remove classes from a learned model, with or without their part in the statistics."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -140,7 +138,9 @@ HINT = "leave out --images to remove the class from what can be predicted"
 
 
 def _subtract_images(
-    model: Classifier, name: str, embeddings: Mapping[int, Tensor]
+    model: Classifier,
+    name: str,
+    embeddings: Mapping[int, Tensor],
 ) -> None:
     """Subtract the images of a class from the statistics.
 
@@ -196,7 +196,9 @@ class FoundImages(NamedTuple):
 
 
 def _embed_images_of(
-    model: Classifier, labels: Sequence[int], given: Any
+    model: Classifier,
+    labels: Sequence[int],
+    given: Any,
 ) -> FoundImages:
     """Embed the given images that some classes were learned from; each is opened once.
 

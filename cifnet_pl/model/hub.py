@@ -76,7 +76,10 @@ def fetch(name: str, download: bool) -> Path:
 
 
 def push(
-    model: Classifier, name: str, private: bool = False, overwrite: bool = False
+    model: Classifier,
+    name: str,
+    private: bool = False,
+    overwrite: bool = False,
 ) -> str:
     """Put a model on the hub, with a card, in one commit; returns its address.
 

@@ -57,7 +57,10 @@ class LabelledImages:
 
     @classmethod
     def find(
-        cls, folder: Path | str, option: str, tested: bool = False
+        cls,
+        folder: Path | str,
+        option: str,
+        tested: bool = False,
     ) -> LabelledImages:
         """Find the images of all class folders in a folder or a Zip archive.
 
@@ -106,7 +109,10 @@ class LabelledImages:
         return LabelledImages(names, files)
 
     def all_embedded(
-        self, model: Classifier, title: str, **options: Any
+        self,
+        model: Classifier,
+        title: str,
+        **options: Any,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Embed all images that can be read.
 
@@ -183,7 +189,10 @@ class LabelledImages:
 
 
 def samples_of(
-    model: Classifier, given: Any, option: str, tested: bool = False
+    model: Classifier,
+    given: Any,
+    option: str,
+    tested: bool = False,
 ) -> LabelledImages:
     """Find what a model learns from: images in class folders, a file of embeddings, or arrays.
 
@@ -218,7 +227,8 @@ def samples_of(
 
 
 def find_repeats(
-    model: Classifier, images: LabelledImages
+    model: Classifier,
+    images: LabelledImages,
 ) -> tuple[Repeats, dict[int, str]]:
     """Compare images with each other and with those that a model has learned.
 
@@ -268,7 +278,9 @@ def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[
 
 
 def duplicates_among(
-    model: Classifier, images: LabelledImages, treatment: Duplicates
+    model: Classifier,
+    images: LabelledImages,
+    treatment: Duplicates,
 ) -> tuple[np.ndarray, list[str]]:
     """Find images that a model has learned, that occur twice, or that lie in two classes.
 

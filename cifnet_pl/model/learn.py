@@ -1,7 +1,5 @@
 """Extend a learned model by class folders: new classes, and more images of known ones."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any

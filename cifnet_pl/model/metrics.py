@@ -6,8 +6,6 @@ images of the classes that task j introduced, or of domain j; rows have k+1 entr
 task j has no test image. What predictions are made of stands in :mod:`cifnet_pl.model.evaluation`.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Temperature, prediction sets and the novelty threshold are fitted to the images;
 learned. What that is worth is measured by two-fold cross-validation over the same images.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +20,8 @@ from cifnet_pl.model.labelled_images import LabelledImages
 
 
 def new_samples(
-    model: Classifier, images: LabelledImages
+    model: Classifier,
+    images: LabelledImages,
 ) -> tuple[BufferSamples, Tensor, int]:
     """Embed labelled images that a model has not learned, one of each content.
 

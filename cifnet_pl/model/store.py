@@ -1,7 +1,5 @@
 """Load any stored model by one function: a run's folder, one of its checkpoints, or a bundle."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -73,7 +71,9 @@ def load(
 
 
 def load_bundle(
-    folder: Path, trust: bool = False, backbone: Backbone | None = None
+    folder: Path,
+    trust: bool = False,
+    backbone: Backbone | None = None,
 ) -> Classifier:
     """Read the model of a bundle.
 

@@ -95,7 +95,9 @@ class ModelLearner:
         return self.head.labels.device
 
     def begin_task(
-        self, names: Sequence[str], counts: Sequence[int] | None = None
+        self,
+        names: Sequence[str],
+        counts: Sequence[int] | None = None,
     ) -> None:
         """Begin a task of new classes, and of more samples of known ones.
 
@@ -138,7 +140,11 @@ class ModelLearner:
         self._observed = []
 
     def observe(
-        self, z: Tensor, y: Tensor, key: Tensor, group: Tensor | None = None
+        self,
+        z: Tensor,
+        y: Tensor,
+        key: Tensor,
+        group: Tensor | None = None,
     ) -> None:
         """Add samples of the task begun last to the statistics, and offer them to the buffer.
 

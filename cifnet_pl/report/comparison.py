@@ -1,7 +1,5 @@
 """Compare two methods: differences over the same seeds and test images, with their intervals."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -77,7 +75,9 @@ def _groups_named(results: Results, name: str) -> list[pd.DataFrame]:
 
 
 def comparison_table(
-    a: pd.DataFrame, b: pd.DataFrame, columns: Sequence[Column]
+    a: pd.DataFrame,
+    b: pd.DataFrame,
+    columns: Sequence[Column],
 ) -> ReportTable:
     """Tabulate the differences of two configurations on the same data.
 
@@ -187,7 +187,9 @@ def _over_seeds(both: pd.DataFrame, columns: Iterable[Column]) -> list[Row]:
 
 
 def _difference(
-    quantity: str, means: Iterable[float], interval: Iterable[float | None]
+    quantity: str,
+    means: Iterable[float],
+    interval: Iterable[float | None],
 ) -> Row:
     """Return a row: two means, and the interval of their difference if it is known."""
     first, second = map(float, means)

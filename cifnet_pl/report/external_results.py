@@ -1,7 +1,5 @@
 """Read results that were not measured here: the paper's, and those of methods run elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -164,7 +162,10 @@ def read_external(path: Path, settings: pd.DataFrame) -> list[Row]:
 
 
 def _setting_for(
-    name: str, place: Sequence[str], n_tasks: float, settings: pd.DataFrame
+    name: str,
+    place: Sequence[str],
+    n_tasks: float,
+    settings: pd.DataFrame,
 ) -> Row:
     """Return the one setting that a method's lines belong to.
 

@@ -4,8 +4,6 @@ All figures have one style, and lines and bars differ in grey too. Half a page w
 are still legible, and no two texts of a figure overlap.
 """
 
-from __future__ import annotations
-
 import io
 import textwrap
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The HTML pages of reports and audits: one file each, self-contained, without scripts."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

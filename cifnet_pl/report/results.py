@@ -4,8 +4,6 @@ Two runs are of one configuration if they differ only by what a seed draws and b
 configuration is named by its method and by the settings in which it differs from a reference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -211,7 +209,8 @@ def last_rows(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_results(
-    paths: Sequence[str | Path], external: str | Path | None = None
+    paths: Sequence[str | Path],
+    external: str | Path | None = None,
 ) -> Results:
     """Read runs and external results as one table, with the paper's numbers.
 

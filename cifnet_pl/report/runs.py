@@ -1,7 +1,5 @@
 """Read run folders: complete ones as :class:`Run`; for others, the reason why not."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

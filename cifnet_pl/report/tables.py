@@ -3,8 +3,6 @@
 Each is a ``groupby`` of the rows of results; pandas writes CSV, Markdown, LaTeX and HTML.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -107,7 +105,9 @@ class ReportTable:
 
 
 def summarise(
-    rows: pd.DataFrame, by: Mapping[str, str], numbers: Iterable[Column]
+    rows: pd.DataFrame,
+    by: Mapping[str, str],
+    numbers: Iterable[Column],
 ) -> pd.DataFrame:
     """Return mean, deviation and number of seeds for each group of runs.
 
@@ -159,7 +159,9 @@ def table_of(name: str, title: str, stats: pd.DataFrame) -> ReportTable:
 
 
 def _column_texts(
-    column: pd.DataFrame, counts: pd.Series, is_percentage: bool
+    column: pd.DataFrame,
+    counts: pd.Series,
+    is_percentage: bool,
 ) -> list[str]:
     """Return the cells of a column, with the number of seeds where it is not that of the row."""
     texts = []
@@ -184,7 +186,9 @@ def file_name(*words: str) -> str:
 
 
 def number_text(
-    mean: float, deviation: float = math.nan, is_percentage: bool = False
+    mean: float,
+    deviation: float = math.nan,
+    is_percentage: bool = False,
 ) -> str:
     """Return a mean with its deviation: percentages with two decimals, others three digits.
 

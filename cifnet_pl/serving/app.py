@@ -1,7 +1,5 @@
 """Serve over HTTP: the page, and one route for each thing that the service can do."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import math
@@ -325,7 +323,9 @@ def image(
 
 @writes.post("/inbox")
 async def receive(
-    request: Request, service: AskedService, files: SentFiles
+    request: Request,
+    service: AskedService,
+    files: SentFiles,
 ) -> Received:
     """Store images, or zip files of images, until they are labelled; the disk has them then."""
     sent = [(one.filename or "image", one.file) for one in files]
@@ -407,7 +407,10 @@ class ChangeRequest:
     ] = True
 
     async def __call__(
-        self, action: str, work: Callable[..., Result], *args: Any
+        self,
+        action: str,
+        work: Callable[..., Result],
+        *args: Any,
     ) -> Response:
         """Return the result of a change, or the job itself where the client does not wait.
 

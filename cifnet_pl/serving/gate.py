@@ -4,8 +4,6 @@ Checked are who asks (host, origin, token) and what is sent: the size of a reque
 the number, pixels and formats of images, and the names of classes.
 """
 
-from __future__ import annotations
-
 import hmac
 import re
 import unicodedata
@@ -189,7 +187,9 @@ def limited(receive: Receive, largest: int) -> Receive:
 
 
 def refused(
-    status: int, sentence: str, headers: Mapping[str, str] | None = None
+    status: int,
+    sentence: str,
+    headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """Return the answer to a request that is refused."""
     return JSONResponse({"error": sentence}, status, headers)
@@ -215,7 +215,9 @@ class Upload(NamedTuple):
 
 
 def uploads(
-    files: Iterable[tuple[str, IO[bytes]]], size: int, crop_ratio: float
+    files: Iterable[tuple[str, IO[bytes]]],
+    size: int,
+    crop_ratio: float,
 ) -> Iterator[Upload]:
     """Yield the images of a request, those in zip files included, one at a time.
 
@@ -328,7 +330,9 @@ def bare(name: str) -> str:
 
 
 def checked_names(
-    names: Iterable[str], known: Sequence[str], anyway: bool
+    names: Iterable[str],
+    known: Sequence[str],
+    anyway: bool,
 ) -> dict[str, str]:
     """Return the class names that someone typed: as they were typed → as they are stored.
 

@@ -3,8 +3,6 @@
 A thread embeds them in the background. The least probable come first.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import Counter
@@ -262,7 +260,11 @@ class Inbox:
         return result
 
     def view(
-        self, first: int, count: int, after: int | None = None, surest: bool = False
+        self,
+        first: int,
+        count: int,
+        after: int | None = None,
+        surest: bool = False,
     ) -> InboxView:
         """Return some of the images that wait, the least probable first.
 

@@ -145,7 +145,8 @@ class AuditView(ApiObject):
 
 
 def accuracy_of_classes(
-    model: Classifier, names: Sequence[str]
+    model: Classifier,
+    names: Sequence[str],
 ) -> tuple[float | None, Bounds | None]:
     """Return the leave-one-group-out accuracy of the buffer's samples of some classes.
 
@@ -164,7 +165,9 @@ def accuracy_of_classes(
 
 
 def _accuracy(
-    left_out: Evaluation, samples: CalibrationSamples | None, rows: list[int]
+    left_out: Evaluation,
+    samples: CalibrationSamples | None,
+    rows: list[int],
 ) -> tuple[float | None, Bounds | None]:
     """Return the accuracy of the classes of some rows, as :func:`accuracy_of_classes` does."""
     correct, images = left_out.class_counts[:, rows].sum(axis=1).tolist()

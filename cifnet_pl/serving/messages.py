@@ -1,7 +1,5 @@
 """Refusals of requests: an HTTP status, and a sentence in everyday words."""
 
-from __future__ import annotations
-
 import errno
 import sqlite3
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A workspace of ``cifnet serve`` holds ``journal.sqlite``, which says what is ser
 ``versions/N`` for each version.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -39,7 +37,10 @@ class FollowedModel:
     """
 
     def __init__(
-        self, workspace: Path, trust: bool, report: Callable[[str], object]
+        self,
+        workspace: Path,
+        trust: bool,
+        report: Callable[[str], object],
     ) -> None:
         self._journal = workspace / JOURNAL
         self._trust = trust

@@ -5,8 +5,6 @@ makes one after the other: the method stores a version in the workspace, serves 
 returns the answer.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import threading
@@ -223,7 +221,10 @@ class Service:
     # ------------------------------------------------------------------ changes: learn
 
     def learn(
-        self, names: Mapping[str, str], dry_run: bool = False, anyway: bool = False
+        self,
+        names: Mapping[str, str],
+        dry_run: bool = False,
+        anyway: bool = False,
     ) -> UpdateResult:
         """Learn images that wait.
 
@@ -271,7 +272,9 @@ class Service:
         return result
 
     def _images(
-        self, classes: FilesOfClasses, hash_of: Mapping[str, int]
+        self,
+        classes: FilesOfClasses,
+        hash_of: Mapping[str, int],
     ) -> LabelledImages:
         """Return images of the workspace with their embeddings.
 
@@ -299,7 +302,10 @@ class Service:
         return LabelledImages(list(classes), images)
 
     def _store(
-        self, model: Classifier, classes: FilesOfClasses, result: UpdateResult
+        self,
+        model: Classifier,
+        classes: FilesOfClasses,
+        result: UpdateResult,
     ) -> None:
         """Store a model that learned; the images that it learned go unless they are kept."""
         count = sum(result.learned.values())
@@ -434,7 +440,10 @@ class Service:
         return model
 
     def _all_images(
-        self, model: Classifier, name: str, kept_images: Sequence[str]
+        self,
+        model: Classifier,
+        name: str,
+        kept_images: Sequence[str],
     ) -> list[Path] | None:
         """Return the images of a class; None unless the model can be without them exactly.
 
@@ -455,7 +464,9 @@ class Service:
     # ------------------------------------------------------------------ changes of versions
 
     def walk(
-        self, action: Literal["undo", "redo"], version: int | None = None
+        self,
+        action: Literal["undo", "redo"],
+        version: int | None = None,
     ) -> ChangeResult:
         """Go back by one change, or do again what was undone last.
 

@@ -7,8 +7,6 @@ and then the journal, in one transaction. Only the journal makes the change vali
 does not name was never acknowledged, and is removed when the workspace is opened again.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -487,7 +485,10 @@ class Workspace:
         return number
 
     def go(
-        self, number: int, action: str = "go to", place: int | None = None
+        self,
+        number: int,
+        action: str = "go to",
+        place: int | None = None,
     ) -> Classifier:
         """Serve a stored version, once its bundle is read; return its model.
 
@@ -632,7 +633,10 @@ class Workspace:
         return images
 
     def receive(
-        self, images: Sequence[Upload], waiting: set[str], again: bool
+        self,
+        images: Sequence[Upload],
+        waiting: set[str],
+        again: bool,
     ) -> list[str]:
         """Store images until they are labelled; return once the disk has them.
 
@@ -807,7 +811,12 @@ def _now() -> str:
 
 @lru_cache(maxsize=10_000)
 def _parsed(
-    number: int, change: str, counts: str, parent: int | None, time: str, stored: bool
+    number: int,
+    change: str,
+    counts: str,
+    parent: int | None,
+    time: str,
+    stored: bool,
 ) -> Version:
     """Return a version as the journal has it."""
     images = json.loads(counts)

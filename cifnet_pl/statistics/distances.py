@@ -1,7 +1,5 @@
 """Mahalanobis distances to class means from sums, also without learned rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 

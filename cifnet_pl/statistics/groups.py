@@ -8,8 +8,6 @@ similar, but so are independent images of a homogeneous class. They differ in wh
 out the most similar ones: ``docs/studies/new_groups.md`` has the measurements.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -169,7 +167,10 @@ class Evidence(NamedTuple):
 
 
 def group_evidence(
-    sets: Tensor, columns: Tensor, left_out: LeftOut, counts: Tensor
+    sets: Tensor,
+    columns: Tensor,
+    left_out: LeftOut,
+    counts: Tensor,
 ) -> Evidence:
     """Count errors without similar images, over those whose class is known without these.
 

@@ -6,8 +6,6 @@ system of as many equations as the group has rows. λ stays as it is. A group wi
 that is not penalised would be lost has a singular system, and nothing is known without it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -63,7 +61,10 @@ class LearnedRows:
     """
 
     def __init__(
-        self, rows: Tensor, between: Tensor | None = None, weight: Tensor | None = None
+        self,
+        rows: Tensor,
+        between: Tensor | None = None,
+        weight: Tensor | None = None,
     ):
         self.rows = rows
         self.between = between
@@ -173,7 +174,9 @@ class ScatteredRows(LearnedRows):
         self.to_classes = self.own / mass - to_means
 
     def distances(
-        self, groups: Tensor, queries: Callable[[Tensor], Tensor]
+        self,
+        groups: Tensor,
+        queries: Callable[[Tensor], Tensor],
     ) -> Iterator[LeftOutDistances]:
         """Yield the distances of queries to the class means without each row's group.
 
@@ -212,7 +215,10 @@ class ScatteredRows(LearnedRows):
         return self.v[members] + self.means[self.columns[members]]
 
     def discriminant(
-        self, groups: Tensor, mass: Tensor, freedom: float = 0.0
+        self,
+        groups: Tensor,
+        mass: Tensor,
+        freedom: float = 0.0,
     ) -> Tensor:
         """Return the scores (n, C) of the discriminant for each row without its group.
 

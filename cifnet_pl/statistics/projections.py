@@ -4,8 +4,6 @@ Only the raw output of the bit generator is used, which NumPy never changes. So 
 not hold its projection can be loaded under any later release.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -2,8 +2,6 @@
 
 Ridges are chosen by generalised cross-validation, from the sums alone."""
 
-from __future__ import annotations
-
 import math
 import sys
 from typing import Literal
@@ -113,7 +111,11 @@ def whiten(factor: Tensor, x: Tensor) -> Tensor:
 
 
 def gcv_ridge(
-    gram: Tensor, moment: Tensor, tss: Tensor, samples: int, free: int
+    gram: Tensor,
+    moment: Tensor,
+    tss: Tensor,
+    samples: int,
+    free: int,
 ) -> float:
     """Return the ridge that minimises generalised cross-validation (Golub, Heath and Wahba, 1979).
 
@@ -182,7 +184,10 @@ def _eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gcv_ridge_of_free_bias(
-    gram: Tensor, moment: Tensor, target_square: Tensor, samples: int
+    gram: Tensor,
+    moment: Tensor,
+    target_square: Tensor,
+    samples: int,
 ) -> float:
     """Return the ridge of :func:`gcv_ridge` from sums over ``x̃ = [1; z]``, the bias free.
 

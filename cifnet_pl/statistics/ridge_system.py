@@ -6,8 +6,6 @@ needs ``(G + λI)⁻¹Eᵀ = L⁻ᵀÊᵀ(I + ÊÊᵀ)⁻¹`` (Woodbury), a furt
 are classes: both rules lie in the same directions (Hastie, Tibshirani and Buja, 1994).
 """
 
-from __future__ import annotations
-
 from functools import cached_property, partial
 
 import torch

@@ -242,7 +242,9 @@ def check_positive(option: str, value: float) -> None:
 
 
 def check_embeddings(
-    z: Tensor, width: int, name: Callable[[int], str] | None = None
+    z: Tensor,
+    width: int,
+    name: Callable[[int], str] | None = None,
 ) -> None:
     """Check that ``z`` is a finite floating-point matrix; this waits for the device computing it.
 

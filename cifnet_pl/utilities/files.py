@@ -3,8 +3,6 @@
 Also: locks, YAML and CSV, and the package's configurations.
 """
 
-from __future__ import annotations
-
 import csv
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """Hash the tensors of a model, and load tensors into buffers that grow with the classes."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -4,8 +4,6 @@ Every entrance (folders, archives, tables, shards, hubs, Python objects, options
 models) asks these functions, so that no two of them disagree.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter
@@ -117,7 +115,9 @@ def class_name_problem(name: object) -> str | None:
 
 
 def class_names(
-    names: Sequence[Any], where: str, error: type[CifnetError] = DataError
+    names: Sequence[Any],
+    where: str,
+    error: type[CifnetError] = DataError,
 ) -> list[str]:
     """Check class names from outside: unique, and safe to show and to use in a path.
 

@@ -5,8 +5,6 @@ the current folder, or by the name of an entry point of an installed package. A 
 gives, also in a configuration, is imported; one in a model only with the user's ``--trust``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import os

@@ -1,7 +1,5 @@
 """The processes of a run: which one this is, and what all of them have."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, TypeVar
 

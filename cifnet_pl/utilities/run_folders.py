@@ -1,7 +1,5 @@
 """Find a run's folder, ``<logs>/<experiment>/version_N``: new, newest, or of a checkpoint."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,7 +40,8 @@ class RunChoice:
 
 
 def experiment_folder(
-    experiment: str = "default", logs: str = "lightning_logs"
+    experiment: str = "default",
+    logs: str = "lightning_logs",
 ) -> Path:
     """Return the folder of an experiment's runs.
 
@@ -147,7 +146,9 @@ def check_same_tasks(place: RunChoice, options: Mapping[str, Any]) -> None:
 
 
 def place_evaluation(
-    base: Path, checkpoint: str | None, configs: Iterable[object] | None
+    base: Path,
+    checkpoint: str | None,
+    configs: Iterable[object] | None,
 ) -> RunChoice:
     """Choose the run that is evaluated; no folder is made for an evaluation.
 

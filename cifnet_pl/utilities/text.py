@@ -1,7 +1,5 @@
 """Make text safe to print on one line, in a file or in a figure; tables and progress bars."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
@@ -85,7 +83,9 @@ def number_of(count: int, one: str) -> str:
 
 
 def table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], names: Collection[int] = (0,)
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    names: Collection[int] = (0,),
 ) -> Table:
     """Tabulate texts for the screen.
 
@@ -199,7 +199,8 @@ def is_or_are(count: int) -> str:
 
 
 def similar_spellings_message(
-    names: Iterable[str], known: Iterable[str] = ()
+    names: Iterable[str],
+    known: Iterable[str] = (),
 ) -> str | None:
     """Return a note about class names that differ only in spelling, such as ``Cup`` and ``cup``.
 
@@ -249,7 +250,9 @@ LOG_SECONDS = 30
 
 
 def counted(
-    items: Iterable[T], description: str, total: int | None = None
+    items: Iterable[T],
+    description: str,
+    total: int | None = None,
 ) -> Iterator[T]:
     """Yield the same items, and show how many of them were consumed.
 

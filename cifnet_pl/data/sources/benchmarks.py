@@ -1,7 +1,5 @@
 """Read benchmarks as they are distributed: torchvision, ImageNet, CORe50, CIFAR-100 and others."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Sequence
@@ -230,7 +228,10 @@ def tinyimagenet(options: SourceOptions) -> SampleTable:
 
 
 def _inner_folder(
-    options: SourceOptions, what: str, name: str, needed: Sequence[str]
+    options: SourceOptions,
+    what: str,
+    name: str,
+    needed: Sequence[str],
 ) -> Path:
     """Return the root of a benchmark, or the folder ``name`` in it if there is one.
 

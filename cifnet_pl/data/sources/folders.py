@@ -1,7 +1,5 @@
 """Read class folders as a data source."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -155,7 +153,10 @@ class SplitFiles(NamedTuple):
 
 
 def required_files(
-    root: Path | None, pattern: str, endings: Sequence[str], what: str
+    root: Path | None,
+    pattern: str,
+    endings: Sequence[str],
+    what: str,
 ) -> SplitFiles:
     """Find the files of a data set as :func:`find_files`, of which there must be some.
 

@@ -1,7 +1,5 @@
 """Read data sets of the Hugging Face hub, and local files of its formats, with ``datasets``."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -147,7 +145,9 @@ def network(allowed: bool) -> Iterator[None]:
 
 
 def _named_splits(
-    parts: dict[str, Any], options: SourceOptions, where: str
+    parts: dict[str, Any],
+    options: SourceOptions,
+    where: str,
 ) -> dict[Split, str]:
     """Return the names of the splits: those that options give, else by what they are called.
 

@@ -1,7 +1,5 @@
 """Sources of Python objects: arrays, tensors and torch data sets."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, TypeGuard
 

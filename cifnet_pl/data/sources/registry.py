@@ -1,7 +1,5 @@
 """The registry of data sources. A new source is one function, and one line in ``SOURCES``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

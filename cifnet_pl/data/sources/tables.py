@@ -472,7 +472,9 @@ def _read_text(path: Path) -> pd.DataFrame:
 
 
 def _by_meaning(
-    rows: pd.DataFrame, own: Mapping[str, Any], where: str
+    rows: pd.DataFrame,
+    own: Mapping[str, Any],
+    where: str,
 ) -> dict[str, list[Any]]:
     """Return the columns of a manifest by their meaning.
 

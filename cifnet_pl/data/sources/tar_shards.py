@@ -5,8 +5,6 @@ number and size are divided over processes and workers as exactly as files in fo
 is read twice or left out.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tarfile
@@ -153,7 +151,11 @@ def _members(file: IO[bytes], shard: str) -> dict[str, Members]:
 
 
 def _label(
-    file: IO[bytes], members: Members, name: str, numbered: bool, where: str
+    file: IO[bytes],
+    members: Members,
+    name: str,
+    numbered: bool,
+    where: str,
 ) -> Any:
     """Read the label of a sample.
 

@@ -3,8 +3,6 @@
 A kill at any moment leaves a complete checkpoint.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +29,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Write checkpoints atomically, and read tensors and plain containers only."""
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+        self,
+        checkpoint: dict[str, Any],
+        path: Any,
+        storage_options: Any = None,
     ) -> None:
         """Write a checkpoint atomically."""
         write_atomic(Path(path), lambda file: torch.save(checkpoint, file))
@@ -115,7 +116,9 @@ class HeldOutImages(Callback):
     """
 
     def on_validation_epoch_start(
-        self, trainer: Trainer, pl_module: LightningModule
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
     ) -> None:
         """Decide whether the images of this evaluation are to be learned."""
         module = pl_module

@@ -1,7 +1,5 @@
 """Measure after each task the coverage of prediction sets and the detection of unknown images."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, cast
 
@@ -84,7 +82,9 @@ class CoverageAndNoveltyMetrics(Callback):
         self._unknown = z
 
     def on_validation_epoch_start(
-        self, trainer: Trainer, pl_module: LightningModule
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
     ) -> None:
         """Compute the thresholds that are to be measured."""
         self._predictor = None

@@ -1,7 +1,5 @@
 """Measure the energy of each task with CodeCarbon, offline, by phase and component."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -156,7 +154,10 @@ class EnergyMonitor(Callback):
         self._spent = state_dict["spent"]
 
     def teardown(
-        self, trainer: Trainer, pl_module: LightningModule, stage: str
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        stage: str,
     ) -> None:
         """Stop the tracker."""
         if self._tracker is not None:

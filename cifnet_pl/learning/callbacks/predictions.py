@@ -1,7 +1,5 @@
 """Write the predictions of ``predict``, and the activations after each task."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +57,10 @@ class PredictionTable(BasePredictionWriter):
         self._message = f"{len(table)} predictions in {path}"
 
     def teardown(
-        self, trainer: Trainer, pl_module: LightningModule, stage: str
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        stage: str,
     ) -> None:
         """Print where the predictions are, once the progress bar is gone."""
         if self._message:
@@ -77,7 +78,9 @@ class ActivationTable(Callback):
     """
 
     def on_validation_epoch_start(
-        self, trainer: Trainer, pl_module: TaskModule
+        self,
+        trainer: Trainer,
+        pl_module: TaskModule,
     ) -> None:
         """Begin without any image."""
         tasks = len(pl_module.learned_tasks)

@@ -1,7 +1,5 @@
 """Show a run on the screen: what is learned, one table with a row per task, and a summary."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -254,7 +252,10 @@ class RunTable(Callback):
         print_text(f"{classes} in {tasks} on {device}{features}{done}")
 
     def on_exception(
-        self, trainer: Trainer, pl_module: TaskModule, exception: BaseException
+        self,
+        trainer: Trainer,
+        pl_module: TaskModule,
+        exception: BaseException,
     ) -> None:
         """Print how to resume an interrupted run."""
         done = pl_module.tasks_finished

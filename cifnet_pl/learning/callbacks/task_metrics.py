@@ -1,7 +1,5 @@
 """Write what a run was and measured: its description, tables, predictions, figures, TensorBoard."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import math
