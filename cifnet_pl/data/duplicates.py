@@ -135,8 +135,9 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
     source.train.hash_of = whole.hash_of[:count]
     source.test.hash_of = whole.hash_of[count:]
     content = whole.hash_of[candidates]
+    class_of = [source.class_names[label] for label in whole.labels]
     repeats = find_repeats(
-        zip(candidates.tolist(), content.tolist(), strict=True), whole.labels
+        zip(candidates.tolist(), content.tolist(), strict=True), class_of
     )
     names = whole.names
     found = SourceDuplicates()
@@ -149,7 +150,6 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
             tested_as[first] = number
             kind = IN_BOTH_SPLITS
         found.append(Duplicate(kind, number, names[number], names[original]))
-    for number, label in sorted(repeats.undecided.items()):
-        other = source.class_names[label]
+    for number, other in sorted(repeats.undecided.items()):
         found.append(Duplicate(TWO_CLASSES, number, names[number], other))
     return found

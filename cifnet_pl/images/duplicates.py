@@ -40,44 +40,40 @@ class Repeats:
     Attributes:
         learned: those that were learned before in the same class.
         twice: duplicate → the first image of its class with this content, which is learned.
-        undecided: image → label of another class that holds the same content, or learned it before.
+        undecided: image → another class that holds the same content, or learned it before.
     """
 
     learned: list[int]
     twice: dict[int, int]
-    undecided: dict[int, int]
+    undecided: dict[int, str]
 
 
 def find_repeats(
     hashes: Iterable[tuple[int, int]],
-    labels: np.ndarray,
-    learned: Mapping[int, AbstractSet[int]] | None = None,
+    class_of: Sequence[str],
+    learned: Mapping[int, AbstractSet[str]] = {},
 ) -> Repeats:
     """Compare images with each other, and with those that were learned before.
 
     Args:
         hashes: row and content hash of each image, in the order of learning. Images that cannot be
             read are never duplicates.
-        labels: row → class.
-        learned: hash → labels of the classes in which it was learned before.
+        class_of: row → name of the class.
+        learned: hash → names of the classes in which it was learned before.
     """
-    # Hash → label → rows.
-    rows_by_hash: dict[int, dict[int, list[int]]] = defaultdict(
+    # Hash → class → rows.
+    rows_by_hash: dict[int, dict[str, list[int]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for row, content_hash in hashes:
         if content_hash != UNREADABLE_HASH:
-            rows_by_hash[content_hash][int(labels[row])].append(row)
-    if learned is None:
-        learned = {}
+            rows_by_hash[content_hash][class_of[row]].append(row)
     repeats = Repeats([], {}, {})
-    for content_hash, rows_by_label in rows_by_hash.items():
-        labels_before = sorted(learned.get(content_hash, ()))
-        for label, rows in rows_by_label.items():
-            others = [
-                other for other in (*labels_before, *rows_by_label) if other != label
-            ]
-            if label in labels_before:
+    for content_hash, rows_by_class in rows_by_hash.items():
+        before = sorted(learned.get(content_hash, ()))
+        for name, rows in rows_by_class.items():
+            others = [other for other in (*before, *rows_by_class) if other != name]
+            if name in before:
                 repeats.learned.extend(rows)
             elif others:
                 repeats.undecided.update(dict.fromkeys(rows, others[0]))

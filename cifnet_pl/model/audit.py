@@ -334,11 +334,11 @@ def embeddings_of(
     if not len(table):
         raise DataError("none of the images can be read: there is nothing to audit")
     labels = table["label"].to_numpy()
-    repeats = find_repeats(table["hash"].items(), labels)
+    class_of = [source.class_names[label] for label in labels]
+    repeats = find_repeats(table["hash"].items(), class_of)
     undecided = {}
     for row, other in sorted(repeats.undecided.items()):
-        classes = [source.class_names[label] for label in (labels[row], other)]
-        undecided[table["file"][row]] = f"in {' and '.join(classes)}"
+        undecided[table["file"][row]] = f"in {class_of[row]} and {other}"
     decided = ~table.index.isin(list(repeats.undecided))
     z = np.concatenate(embeddings)[decided]
     files = list(table["file"][decided])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -137,6 +138,14 @@ class Classifier(ModelLearner):
     def name_of(self) -> dict[int, str]:
         """Label in the head → class name."""
         return dict(zip(self.head.classes, self.class_names, strict=True))
+
+    def classes_of_hashes(self) -> dict[int, set[str]]:
+        """Return the classes in which each image was learned, by its content hash."""
+        name_of = self.name_of
+        classes = defaultdict[int, set[str]](set)
+        for label, content_hash in self.images.occurrences():
+            classes[content_hash].add(name_of[label])
+        return classes
 
     @property
     def counts(self) -> dict[str, int]:

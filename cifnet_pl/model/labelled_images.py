@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -240,41 +239,19 @@ def find_repeats(
         The positions of duplicates, and how messages name the images that are in another class,
         too.
     """
-    all_names = [*images.class_names, *model.class_names]
-    names = list(dict.fromkeys(all_names))
+    class_of = [images.class_names[label] for label in images.files.labels]
     every_row = np.arange(len(images.files))
-    hashes = images.files.hashes(every_row)
-    numbered = enumerate(hashes.tolist())
-    learned = classes_of_hashes(model, names)
-    repeats = image_duplicates.find_repeats(numbered, images.files.labels, learned)
+    hashes = images.files.hashes(every_row).tolist()
+    learned = model.classes_of_hashes()
+    repeats = image_duplicates.find_repeats(enumerate(hashes), class_of, learned)
     in_two_classes = {}
     for row, other in sorted(repeats.undecided.items()):
         image = printable(images.files.names[row])
         relation = "also in"
-        if other in learned.get(int(hashes[row]), ()):
+        if other in learned.get(hashes[row], ()):
             relation = "learned as"
-        in_two_classes[row] = f"{image} ({relation} {printable(names[other])})"
+        in_two_classes[row] = f"{image} ({relation} {printable(other)})"
     return repeats, in_two_classes
-
-
-def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[int]]:
-    """Return the classes in which a model has learned each image.
-
-    Args:
-        model: a learned model.
-        names: of classes; others are left out.
-
-    Returns:
-        Content hash → positions in ``names``.
-    """
-    position = {name: i for i, name in enumerate(names)}
-    name_of = model.name_of
-    classes = defaultdict[int, set[int]](set)
-    for label, content_hash in model.images.occurrences():
-        name = name_of[label]
-        if name in position:
-            classes[content_hash].add(position[name])
-    return classes
 
 
 def duplicates_among(

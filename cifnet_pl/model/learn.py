@@ -20,7 +20,6 @@ from cifnet_pl.model.evaluation import (
 from cifnet_pl.model.labelled_images import (
     LabelledImages,
     Unreadable,
-    classes_of_hashes,
     duplicates_among,
     samples_of,
 )
@@ -162,12 +161,13 @@ def learn(
         DataError: a class of which no image can be read, or no image is new.
     """
     start = time.perf_counter()
-    known: dict[int, set[int]] = {}
+    known: dict[int, set[str]] = {}
     if duplicates == "leave_out":
-        known = classes_of_hashes(old, images.class_names)
+        known = old.classes_of_hashes()
 
     def is_learned(row: int, content_hash: int) -> bool:
-        return int(images.files.labels[row]) in known.get(content_hash, ())
+        name = images.class_names[images.files.labels[row]]
+        return name in known.get(content_hash, ())
 
     z, kept = images.all_embedded(old, "learning", progress=progress, skip=is_learned)
     new, messages = duplicates_among(old, images, duplicates)

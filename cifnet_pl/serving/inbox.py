@@ -36,7 +36,6 @@ from cifnet_pl.serving.workspace import (
     FilesOfClasses,
     WaitingImage,
     Workspace,
-    names_of_hashes,
 )
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -231,7 +230,7 @@ class Inbox:
         result = Received()
         model = self.answering.served.model
         images = uploads(files, model.image_size, model.crop_ratio)
-        learned = names_of_hashes(model)
+        learned = model.classes_of_hashes()
         waiting = set(self.workspace.waiting())
         while part := list(islice(images, LARGEST_BATCH)):
             received = list[Upload]()
@@ -363,7 +362,7 @@ class Inbox:
         ]
         if not hash_of:
             raise RequestError(409, f"{left_out[0].file}: {DAMAGED}")
-        learned = names_of_hashes(model)
+        learned = model.classes_of_hashes()
         classes: FilesOfClasses = {}
         selected = []
         for file, content in hash_of.items():

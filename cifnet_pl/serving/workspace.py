@@ -358,7 +358,7 @@ class Workspace:
     def _link_learned(self, model: Classifier, folder: Path) -> FilesOfClasses:
         """Keep the images of a folder that a model has learned, found by their content."""
         self.images_folder.mkdir(exist_ok=True)
-        names_of = names_of_hashes(model)
+        names_of = model.classes_of_hashes()
         learned = defaultdict[str, set[str]](set)
         for path in find_images(folder):
             try:
@@ -794,15 +794,6 @@ class Workspace:
         finally:
             with suppress(CifnetError):  # the disk is full
                 write_bytes(reserve, os.urandom(RESERVE_BYTES))
-
-
-def names_of_hashes(model: Classifier) -> dict[int, set[str]]:
-    """Return the names of the classes in which each image was learned, by its content hash."""
-    name_of = model.name_of
-    names = defaultdict[int, set[str]](set)
-    for label, key in model.images.occurrences():
-        names[key].add(name_of[label])
-    return names
 
 
 def _now() -> str:
