@@ -158,8 +158,7 @@ def accuracy_line(name: str, evaluation: Evaluation) -> str:
     """
     images = number_of(evaluation.images, "image")
     classes = number_of(len(evaluation.class_scores()), "class")
-    bounds = evaluation.interval
-    interval = f"95 % interval {bounds.low:.0f} to {bounds.high:.0f}"
+    interval = f"95 % interval {evaluation.interval}"
     return f"{name} {evaluation.accuracy:.1f} % ({images}, {classes}; {interval})"
 
 
@@ -190,9 +189,8 @@ def class_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
 
     rows: list[tuple[str, ...]] = []
     for score in evaluation.class_scores():
-        bounds = score.interval
         accuracy = f"{score.percent:.0f}"
-        interval = f"{bounds.low:.0f} to {bounds.high:.0f}"
+        interval = str(score.interval)
         if not score.tested:
             accuracy = f"{score.correct} of {score.images}"
             interval = f"fewer than {MIN_TEST_IMAGES}"

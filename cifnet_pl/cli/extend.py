@@ -87,11 +87,9 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
     sample = result.model.backbone.sample
     if result.score.images:
         images = f"{number_of(result.score.images, sample)}, each left out"
-        low, high = result.score.interval
         percent = number(result.score.accuracy)
-        lines.append(
-            f"Accuracy on new classes {percent} % ({low:.0f} to {high:.0f}; {images})"
-        )
+        interval = result.score.interval
+        lines.append(f"Accuracy on new classes {percent} % ({interval}; {images})")
     else:
         lines.append(
             "Accuracy on new classes not measured: it takes a buffer, and two"
@@ -101,10 +99,10 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
         before = number(result.old_before.accuracy)
         after = number(result.old_after.accuracy)
         images = f"{number_of(result.old_before.images, sample)} in {check}"
-        low, high = result.old_after.interval
+        interval = result.old_after.interval
         lines.append(
             f"Accuracy on old classes {before} % before, {after} % after"
-            f" ({low:.0f} to {high:.0f}; {images})"
+            f" ({interval}; {images})"
         )
     rare = result.score.rarely_predicted + result.old_after.rarely_predicted
     lines += rarely_predicted_notes(rare, result.model)

@@ -380,8 +380,8 @@ class Estimate(NamedTuple):
 
     def sentence(self, *facts: str) -> str:
         """Return the accuracy, its interval, and further facts in parentheses."""
-        ends = f"{self.interval.low:.0f} to {self.interval.high:.0f}"
-        return f"{self.accuracy:.1f} % ({'; '.join([ends, *facts])})"
+        in_parentheses = "; ".join([str(self.interval), *facts])
+        return f"{self.accuracy:.1f} % ({in_parentheses})"
 
 
 def estimated(samples: CalibrationSamples) -> Estimate | None:

@@ -188,10 +188,18 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float | No
 
 
 class Interval(NamedTuple):
-    """A 95 % interval, in percent or in percentage points."""
+    """A 95 % interval, in percent or in percentage points.
+
+    Example:
+        >>> str(Interval(91.7, 96.2))
+        '92 to 96'
+    """
 
     low: float
     high: float
+
+    def __str__(self) -> str:
+        return f"{self.low:.0f} to {self.high:.0f}"
 
 
 def wilson_interval(correct: int, total: int) -> Interval:
