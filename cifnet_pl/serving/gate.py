@@ -27,7 +27,7 @@ from cifnet_pl.serving import LOOPBACK
 from cifnet_pl.serving.messages import RequestError
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.names import class_name, class_names, split_of
-from cifnet_pl.utilities.text import shortened
+from cifnet_pl.utilities.text import shortened, spelled_alike
 
 OPEN = frozenset({"/", "/till", "/docs", "/openapi.json", "/health"})
 """Paths that need no token, as all files of the page: they say nothing about the model."""
@@ -348,12 +348,7 @@ def checked_names(
     stored = {name: tidy(name) for name in names}
     distinct = list(dict.fromkeys(stored.values()))
     class_names(distinct, "the request", UsageError)
-    meant = {bare(other): other for other in reversed(known)}
-    instead = {}
-    for name in distinct:
-        other = meant.setdefault(bare(name), name)
-        if other != name and name not in known:
-            instead[name] = other
+    instead = spelled_alike(distinct, known, bare)
     if instead and not anyway:
         pairs = [f"'{name}' and '{other}'" for name, other in instead.items()]
         differ = "differ by capitals, spaces or Unicode form only"

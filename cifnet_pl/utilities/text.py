@@ -8,7 +8,7 @@ import textwrap
 import time
 import unicodedata
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TextIO, TypeVar
@@ -200,7 +200,7 @@ def is_or_are(count: int) -> str:
 
 def similar_spellings_message(
     names: Iterable[str],
-    known: Iterable[str] = (),
+    known: Sequence[str] = (),
 ) -> str | None:
     """Return a note about class names that differ only in spelling, such as ``Cup`` and ``cup``.
 
@@ -213,19 +213,39 @@ def similar_spellings_message(
     Returns:
         The note, or None if there are no such names.
     """
-    known = list(known)
-    first = {_spelling(name): name for name in reversed(known)}
-    pairs = []
-    for name in names:
-        other = first.setdefault(_spelling(name), name)
-        if other != name and name not in known:
-            pairs.append(f"'{printable(other)}' and '{printable(name)}'")
+    pairs = [
+        f"'{printable(other)}' and '{printable(name)}'"
+        for name, other in spelled_alike(names, known, _spelling).items()
+    ]
     if not pairs:
         return None
     return (
         f"note: class names {listed(pairs)} differ only in spelling: merge their folders if they"
         " are one class"
     )
+
+
+def spelled_alike(
+    names: Iterable[str],
+    known: Sequence[str],
+    spelling: Callable[[str], str],
+) -> dict[str, str]:
+    """Find new names that only differ in spelling from another one.
+
+    Args:
+        names, known: as for :func:`similar_spellings_message`.
+        spelling: returns a name without the differences that do not count.
+
+    Returns:
+        Name → the first other one with its spelling.
+    """
+    first = {spelling(name): name for name in reversed(known)}
+    alike = {}
+    for name in names:
+        other = first.setdefault(spelling(name), name)
+        if other != name and name not in known:
+            alike[name] = other
+    return alike
 
 
 def _spelling(name: str) -> str:
