@@ -438,16 +438,6 @@ class CalibrationBuffer(GrowingModule):
             parts.append(distinct.at(best))
         self.z, self.y, self.key, self.group = concatenate(parts)
 
-    def set_groups(self, samples: BufferSamples) -> None:
-        """Set the groups of the samples in the buffer.
-
-        Args:
-            samples: those and others, in their groups.
-        """
-        order = torch.argsort(samples.key)
-        found = torch.searchsorted(samples.key, self.key, sorter=order)
-        self.group = samples.group[order[found]]
-
     @property
     def samples(self) -> BufferSamples:
         """The samples in the buffer."""

@@ -344,8 +344,11 @@ class ModelLearner:
             buffer.commit_groups(samples)
         else:
             buffer.commit()
-            buffer.set_groups(samples)
-            buffer.group[~self.images.are_whole(buffer.y)] = -1
+            order = torch.argsort(samples.key)
+            found = torch.searchsorted(samples.key, buffer.key, sorter=order)
+            groups = samples.group[order[found]]
+            are_whole = self.images.are_whole(buffer.y)
+            buffer.group = groups.masked_fill(~are_whole, -1)
 
     @property
     def calibrates(self) -> bool:
