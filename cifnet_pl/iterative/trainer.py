@@ -44,7 +44,6 @@ from cifnet_pl.iterative.exemplars import (
 from cifnet_pl.iterative.learned import learned_model
 from cifnet_pl.iterative.losses import align_weights
 from cifnet_pl.learning.run_record import run_folder
-from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.utilities.errors import (
     CheckpointError,
@@ -433,7 +432,6 @@ class IterativeModule(TaskModule):
             )
         if stage != "fit":
             return
-        check_trainer(self.trainer)
         device = self.trainer.strategy.root_device
         if float64_device(device) != device:
             raise UsageError(

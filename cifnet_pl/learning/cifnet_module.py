@@ -17,7 +17,6 @@ from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.heads.probabilities import check_buffer
 from cifnet_pl.heads.trial import try_head
 from cifnet_pl.learning.run_record import PrequentialRow
-from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
@@ -130,14 +129,12 @@ class CIFNetModule(TaskModule):
 
     def settings(self) -> dict[str, Any]:
         """Return everything that the tensors of backbone, head and buffer depend on."""
-        buffer: dict[str, Any] = {"capacity": 0}
-        if self.buffer is not None:
-            buffer = self.buffer.settings()
+        about = self.model.describe()
         return {
             "module": type(self).__name__,
             "backbone": self._given_weights,
-            "head": {"class": import_name(type(self.head)), **self.head.settings()},
-            "buffer": buffer,
+            "head": about["head"],
+            "buffer": about["buffer"] or {"capacity": 0},
         }
 
     # ------------------------------------------------------------------ learning
@@ -153,14 +150,12 @@ class CIFNetModule(TaskModule):
         self._unchecked.clear()
         images = self.data.describe_images()
         self.model.prepare(images, str(self.trainer.precision))
-        if stage == "fit":
-            check_trainer(self.trainer)
-            if not self.head.reduces and self.trainer.world_size > 1:
-                name = type(self.head).__name__
-                processes = self.trainer.world_size
-                raise UsageError(
-                    f"{name} learns in one process, not in {processes}: --trainer.devices 1"
-                )
+        processes = self.trainer.world_size
+        if stage == "fit" and processes > 1 and not self.head.reduces:
+            name = type(self.head).__name__
+            raise UsageError(
+                f"{name} learns in one process, not in {processes}: --trainer.devices 1"
+            )
         device = self.trainer.strategy.root_device.type
         self.engine = self.backbone.engine(device, self.model.precision)
 
@@ -290,14 +285,11 @@ class CIFNetModule(TaskModule):
 
     def describe(self) -> dict[str, Any]:
         """Return the head, the backbone and their settings, for ``summary.json``."""
-        buffer = None
-        if self.buffer is not None:
-            buffer = self.buffer.settings()
         return {
             "engine": self.engine,
             "head_settings": self.head.settings(),
             "learned_images": sum(self.head.class_counts().values()),
-            "buffer_settings": buffer,
+            "buffer_settings": self.buffer and self.buffer.settings(),
             "decision_rule": self.head.decision_rule,
             "groups": self.calibration.estimate_kind,
             **self.calibration.describe(),

@@ -20,6 +20,7 @@ from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.columns import values_of
 from cifnet_pl.learning.run_record import RunRecord
 from cifnet_pl.learning.run_state import read_run_state, require_same
+from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.model.bundle import FORMAT
 from cifnet_pl.model.evaluation import Evaluation, judge, table_of
 from cifnet_pl.utilities.errors import (
@@ -106,11 +107,17 @@ class TaskModule(LightningModule):
         """Undo the task that was open when the run stopped."""
 
     def setup(self, stage: str) -> None:
-        """Tell the data module once what it must know of this module."""
+        """Tell the data module once what it must know of this module, and check the Trainer.
+
+        Raises:
+            UsageError: the Trainer's options do not fit (:func:`check_trainer`).
+        """
         learner = Learner(
             self.backbone, self.learned_tasks, self.passes, self.any_batch_size
         )
         self.data.feed(learner)
+        if stage == "fit":
+            check_trainer(self.trainer)
 
     def check_returning(self) -> None:
         """Raise UsageError unless more samples of the classes of earlier tasks can be learned."""

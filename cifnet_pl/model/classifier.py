@@ -303,7 +303,7 @@ class Classifier(ModelLearner):
                 "held_out": list(self.held_out) if self.held_out else None,
             },
             "head": {"class": import_name(type(self.head)), **self.head.settings()},
-            "buffer": self.buffer.settings() if self.buffer is not None else None,
+            "buffer": self.buffer and self.buffer.settings(),
             "class_names": list(self.class_names),
             "history": [asdict(event) for event in self.history],
         }
