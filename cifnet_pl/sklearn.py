@@ -27,7 +27,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from cifnet_pl.backbones import DEFAULT_BACKBONE, Backbone, build_backbone
-from cifnet_pl.buffer import CalibrationBuffer, ungrouped
+from cifnet_pl.buffer import CalibrationBuffer, buffer_samples
 from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.heads.base import as_tensor
 from cifnet_pl.images.image import content_hash
@@ -122,7 +122,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         in_order = list(dict.fromkeys([*self._labels, *labels.tolist()]))
         learned = unique_labels(in_order)
         hashes = [content_hash(row.tobytes()) for row in X]
-        samples = ungrouped(*map(as_tensor, (X, positions, hashes)))
+        samples = buffer_samples(*map(as_tensor, (X, positions, hashes)))
         model.learn_embeddings(list(map(str, labels.tolist())), samples)
         self.model_ = model
         self._labels = in_order

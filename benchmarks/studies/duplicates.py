@@ -23,7 +23,7 @@ from benchmarks.studies.images import (
     show,
     show_columns,
 )
-from cifnet_pl.buffer import ungrouped
+from cifnet_pl.buffer import buffer_samples
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.calibration import Calibration
 
@@ -80,7 +80,7 @@ def accuracy(images: Images, ridge: float | str) -> Tensor:
     head.begin_task(list(range(CLASSES)))
     head.observe(images.z, images.y)
     head.solve()
-    samples = ungrouped(images.z, images.y, torch.arange(len(images.y)))
+    samples = buffer_samples(images.z, images.y, torch.arange(len(images.y)))
     everything = torch.ones_like(samples.y, dtype=torch.bool)
     calibration = Calibration()
     in_groups = calibration.find_groups(

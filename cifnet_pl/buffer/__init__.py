@@ -5,6 +5,7 @@ from cifnet_pl.buffer.calibration_buffer import STRATEGIES as STRATEGIES
 from cifnet_pl.buffer.calibration_buffer import BufferSamples as BufferSamples
 from cifnet_pl.buffer.calibration_buffer import CalibrationBuffer as CalibrationBuffer
 from cifnet_pl.buffer.calibration_buffer import Strategy as Strategy
+from cifnet_pl.buffer.calibration_buffer import buffer_samples as buffer_samples
 from cifnet_pl.buffer.calibration_buffer import concatenate as concatenate
 from cifnet_pl.buffer.calibration_buffer import given_groups as given_groups
 from cifnet_pl.buffer.calibration_buffer import mix_keys as mix_keys
@@ -13,4 +14,3 @@ from cifnet_pl.buffer.calibration_buffer import select_herding as select_herding
 from cifnet_pl.buffer.calibration_buffer import select_kmeans as select_kmeans
 from cifnet_pl.buffer.calibration_buffer import select_random as select_random
 from cifnet_pl.buffer.calibration_buffer import split_mix as split_mix
-from cifnet_pl.buffer.calibration_buffer import ungrouped as ungrouped

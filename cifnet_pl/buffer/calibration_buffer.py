@@ -206,9 +206,20 @@ class BufferSamples(NamedTuple):
         return BufferSamples(*(column[rows] for column in self))
 
 
-def ungrouped(z: Tensor, y: Tensor, key: Tensor) -> BufferSamples:
-    """Return samples of which no group is known."""
-    return BufferSamples(z, y, key, torch.full_like(key, -1))
+def buffer_samples(
+    z: Tensor,
+    y: Tensor,
+    key: Tensor,
+    group: Tensor | None = None,
+) -> BufferSamples:
+    """Return samples as the buffer holds them.
+
+    Args:
+        z, y, key, group: as in :class:`BufferSamples`; None where no group is known.
+    """
+    if group is None:
+        group = torch.full_like(key, -1)
+    return BufferSamples(z, y, key, group.to(key.device))
 
 
 def given_groups(groups: np.ndarray | None, rows: Tensor) -> Tensor | None:
@@ -355,10 +366,8 @@ class CalibrationBuffer(GrowingModule):
             raise UsageError(
                 f"buffer got {len(z)} embeddings, {len(y)} labels and {len(key)} keys"
             )
-        batch = ungrouped(z.detach().clone(), y.clone(), key.clone())
-        if group is not None:
-            batch = batch._replace(group=group.clone())
-        self._pending.append(batch)
+        given = buffer_samples(z.detach(), y, key, group)
+        self._pending.append(BufferSamples(*(column.clone() for column in given)))
         in_memory = sum(len(batch.y) for batch in self._pending)
         if self.strategy in STREAMING and in_memory > self._prune_at:
             self._prune_pending()

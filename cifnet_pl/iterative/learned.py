@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.engines import natural_images
-from cifnet_pl.buffer import BufferSamples, CalibrationBuffer, ungrouped
+from cifnet_pl.buffer import BufferSamples, CalibrationBuffer, buffer_samples
 from cifnet_pl.heads import NCMHead, SGDHead
 from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.classifier import Classifier
@@ -55,7 +55,7 @@ def learned_model(module: Any) -> Classifier:
     backbone = frozen_backbone(module)
     kept = module.exemplars
     z = module.embed_exemplars().cpu()
-    exemplars = ungrouped(z, kept.label.cpu(), kept.key.cpu())
+    exemplars = buffer_samples(z, kept.label.cpu(), kept.key.cpu())
     linear = module.output_layer
     if module.prediction == "classifier" and isinstance(linear, nn.Linear):
         model = _linear_model(module, backbone, linear, exemplars)

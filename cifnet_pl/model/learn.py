@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cifnet_pl.buffer import ungrouped
+from cifnet_pl.buffer import buffer_samples
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluation import (
@@ -184,7 +184,7 @@ def learn(
     model = old.clone()
     every_row = np.arange(len(learned.files))
     columns = (z[taken], learned.files.labels, learned.files.hashes(every_row))
-    model.learn_embeddings(names, ungrouped(*map(torch.from_numpy, columns)))
+    model.learn_embeddings(names, buffer_samples(*map(torch.from_numpy, columns)))
     counts = np.bincount(learned.files.labels).tolist()
     left_out = evaluate_left_out(model)
     positions = [model.class_names.index(name) for name in names]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.buffer import BufferSamples, ungrouped
+from cifnet_pl.buffer import BufferSamples, buffer_samples
 from cifnet_pl.data.splitting import held_out_together
 from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
 from cifnet_pl.model.calibration import COVERAGE, MIN_NEW_IMAGES, UNKNOWN_SHARE
@@ -53,7 +53,7 @@ def new_samples(
     z = torch.as_tensor(embeddings[new], device=device)
     key = torch.as_tensor(hashes[~learned], device=device)
     in_fold = torch.as_tensor(fold[new], device=device)
-    samples = ungrouped(z, model.head.labels[columns], key)
+    samples = buffer_samples(z, model.head.labels[columns], key)
     return samples, in_fold, int(learned.sum())
 
 

@@ -17,8 +17,8 @@ from cifnet_pl.backbones import Backbone
 from cifnet_pl.buffer import (
     BufferSamples,
     CalibrationBuffer,
+    buffer_samples,
     concatenate,
-    ungrouped,
 )
 from cifnet_pl.data.loading import EMBEDDED_BATCH
 from cifnet_pl.heads import Head
@@ -161,9 +161,7 @@ class ModelLearner:
         if self._waiting is None:
             raise UsageError(NOT_BEGUN)
         device = self.device
-        samples = ungrouped(z.to(device), y.to(device), key.to(device))
-        if group is not None:
-            samples = samples._replace(group=group.to(device))
+        samples = buffer_samples(z.to(device), y.to(device), key.to(device), group)
         if self.buffer is not None:
             self.buffer.add(*samples)
         self._observed.append((samples.y, samples.key))

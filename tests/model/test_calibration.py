@@ -12,7 +12,7 @@ from torch import Tensor
 
 import cifnet_pl
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.buffer import CalibrationBuffer, given_groups, ungrouped
+from cifnet_pl.buffer import CalibrationBuffer, buffer_samples, given_groups
 from cifnet_pl.heads import Head, NCMHead, RidgeHead
 from cifnet_pl.heads.probabilities import (
     SMALLEST_POWER,
@@ -121,7 +121,7 @@ def test_images_that_are_tested_stand_for_those_that_are_not():
     """Of images without similar ones, as many are tested as the limit allows."""
     z, y = images(1)
     model = learned()
-    samples = ungrouped(z, y, torch.arange(len(y)))
+    samples = buffer_samples(z, y, torch.arange(len(y)))
     every = torch.ones_like(y, dtype=torch.bool)
     found = []
     for limit in (len(y), 5):

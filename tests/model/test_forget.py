@@ -7,7 +7,7 @@ import torch
 
 from cifnet_pl import forget
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.buffer import ungrouped
+from cifnet_pl.buffer import buffer_samples
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import _subtract_images
@@ -50,7 +50,7 @@ def test_a_forgotten_class_leaves_statistics_as_if_it_had_never_been_there(remem
     z[50:100] = z[100:150] = z[:50]
     y = torch.tensor([0] * 150 + [1] * 60)
     hashes = torch.cat([torch.arange(50).repeat(3), 50 + torch.arange(60)])
-    samples = ungrouped(z, y, hashes)
+    samples = buffer_samples(z, y, hashes)
     empty = Classifier(build_backbone("none:6"), RidgeHead(6, remember=remember))
     never = empty.clone()
     later = samples.at(slice(150, None))

@@ -13,7 +13,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from cifnet_pl.buffer import BufferSamples, concatenate, given_groups, ungrouped
+from cifnet_pl.buffer import BufferSamples, buffer_samples, concatenate, given_groups
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import run_folder
@@ -146,7 +146,7 @@ class HeldOutImages(Callback):
             return
         module = cast(CIFNetModule, pl_module)
         z = module.evaluated_embeddings.float().cpu()
-        self._batches.append(ungrouped(z, batch.label.cpu(), batch.row.cpu()))
+        self._batches.append(buffer_samples(z, batch.label.cpu(), batch.row.cpu()))
 
     def on_validation_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Learn the held-out images after the last task."""
@@ -173,17 +173,15 @@ class HeldOutImages(Callback):
         names = [model.class_names[label] for label in tested]
         # Some process may get no image.
         none = torch.zeros(0, dtype=torch.int64)
-        nothing = ungrouped(torch.zeros(0, model.head.in_features), none, none)
+        nothing = buffer_samples(torch.zeros(0, model.head.in_features), none, none)
         held_out = concatenate([nothing, *self._batches])
         self._batches = []
         held_out = held_out.at(held_out.key.argsort())
         rows = held_out.key.numpy()
         classes = torch.from_numpy(np.searchsorted(tested, held_out.y.numpy()))
         hashes = torch.from_numpy(data.source.test.hashes(rows))
-        samples = ungrouped(held_out.z, classes, hashes)
         groups = given_groups(data.source.test.groups, held_out.key)
-        if groups is not None:
-            samples = samples._replace(group=groups)
+        samples = buffer_samples(held_out.z, classes, hashes, groups)
         model.learn_embeddings(names, samples, reduce=module.sum_over_processes)
         model.record_event(
             "extend",
