@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -46,16 +45,6 @@ def test_refused_before_anything_is_written(options, sentence, tmp_path, capsys)
     code = run_cifnet("serve", *options.split(), model=saved(tmp_path / "bundle"))
     assert_ends(code, 2, sentence, capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
-
-
-def test_a_port_that_is_taken(tmp_path, capsys):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        given = {"model": saved(tmp_path / "bundle"), "port": port}
-        assert run_cifnet("serve", **given) == 2
-    assert "Address already in use" in capsys.readouterr().err
 
 
 def test_without_a_model_it_begins_with_the_recommended_one():
