@@ -29,10 +29,8 @@ buffer_elements
 """
 COLUMNS = COLUMN_NAMES.split()
 SUMMARY_KEYS = """
-A_K A_bar A_k forgetting bwt max_drop ece train_seconds A_K_per_kwh
-nll energy_kwh energy_source energy_cpu_kwh energy_gpu_kwh
-energy_ram_kwh co2_kg backbone_params state_elements buffer_elements
-n_tasks n_classes head backbone seed versions learned_images
+forgetting bwt ece nll energy_source energy_cpu_kwh energy_gpu_kwh
+energy_ram_kwh co2_kg backbone_params head backbone versions learned_images
 """
 SUMMARY = set(SUMMARY_KEYS.split())
 FILES = """

@@ -48,10 +48,8 @@ REFUSED = {
     "--trainer.precision bf16-true": ["bf16-true", "statistics", "bf16-mixed"],
     "--trainer.max_epochs 3": ["--trainer.max_epochs", "--data.max_tasks"],
     "--trainer.accumulate_grad_batches 4": ["accumulate_grad_batches=4"],
-    "--trainer.gradient_clip_val 1": ["gradient_clip_val"],
     "--trainer.val_check_interval 9999": ["val_check_interval is 9999"],
     "--trainer.num_nodes 2": ["MASTER_ADDR"],
-    "--trainer.limit_val_batches 0": ["nothing is evaluated"],
     f"{CPU} 99": ["cores"],
     f"{CPU} 0": ["devices"],
     # options
