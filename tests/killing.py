@@ -85,9 +85,7 @@ def start(work: Callable[[], int], output: Path, terminal: bool = False) -> Base
     return process
 
 
-def _run(
-    work: Callable[[], int], output: Path, terminal: bool, threads: int
-) -> NoReturn:
+def _run(work: Callable, output: Path, terminal: bool, threads: int) -> NoReturn:
     """Do ``work`` and be gone, without what multiprocessing would say."""
     torch.set_num_threads(threads)  # the server has one
     # Not the server's, which would be started and imported anew.
@@ -143,9 +141,7 @@ class Act(Callback):
     batches of it.
     """
 
-    def __init__(
-        self, hook: str, task: int, do: Callable[[Any], Any], batches: int = 0
-    ):
+    def __init__(self, hook: str, task: int, do: Callable, batches: int = 0):
         self.task = task
         self.batches = batches
         self.do = do

@@ -64,11 +64,8 @@ def test_the_page_and_its_tables(made, watch, capsys):
     assert_ends(run(made, images=made / "images"), 2, "exists already", capsys)
 
 
-def test_single_images_alone_are_refused(made: Path, capsys):
+def test_refusals(made: Path, capsys: pytest.CaptureFixture[str]):
     images = make_images(made / "single", ["ant", "cat"], 1)
     assert_ends(run(made, images=images), 1, "each class has one image", capsys)
-
-
-def test_images_of_none(made: Path, capsys: pytest.CaptureFixture[str]):
     assert_ends(run(made), 2, "give them with --images", capsys)
     assert_ends(run(made, images="none"), 1, "none", capsys)

@@ -52,9 +52,8 @@ def test_without_a_model_it_begins_with_the_recommended_one():
     assert made.backbone.name == BACKBONE
     assert made.calibrated
     assert made.class_names == []
-    wanted = RidgeHead(
-        made.backbone.features, ridge="gcv", decision="auto", product_features="auto"
-    )
+    auto = {"ridge": "gcv", "decision": "auto", "product_features": "auto"}
+    wanted = RidgeHead(made.backbone.features, **auto)
     assert made.head.settings() == wanted.settings()
     assert made.buffer.capacity == 2000
 
@@ -84,10 +83,8 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
     thread.start()
     (folder / "blue" / "1.png").write_bytes(image("blue", 1))
     assert becomes(lambda: len(service.workspace.waiting()) == 2)
-    assert {one.path for one in service.workspace.waiting().values()} == {
-        "blue/1.png",
-        "?.png",
-    }
+    paths = {one.path for one in service.workspace.waiting().values()}
+    assert paths == {"blue/1.png", "?.png"}
     assert failed
     service.close()
     (folder / "late.png").write_bytes(image("red", 3))

@@ -39,9 +39,8 @@ AXES = {
 
 
 def test_product_of_axes_and_seeds(tmp_path: Path) -> None:
-    points = read_points(
-        write(tmp_path, axes=AXES, seeds=[1, 2], fixed={"data.classes_per_task": 2})
-    )
+    fixed = {"data.classes_per_task": 2}
+    points = read_points(write(tmp_path, axes=AXES, seeds=[1, 2], fixed=fixed))
     names = [p.name.rsplit("-", 1)[0] for p in points]
     product = itertools.product(("a", "b_c"), ("200", "500"), ("s1", "s2"))
     assert names == ["-".join(labels) for labels in product]
@@ -227,7 +226,8 @@ def test_complete_points_are_skipped(tmp_path, run, monkeypatch):
 
 @pytest.mark.system
 def test_a_stopped_point_goes_on_and_a_failing_one_says_why(tmp_path, capfd):
-    path = write(tmp_path, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3])
+    fixed = {**FAST, "data.classes_per_task": 2}
+    path = write(tmp_path, fixed=fixed, seeds=[3])
     logs = tmp_path / "logs"
     (point,) = read_points(path)
     config = {**point.config, "experiment": point.name, "logs": str(logs)}
@@ -240,7 +240,6 @@ def test_a_stopped_point_goes_on_and_a_failing_one_says_why(tmp_path, capfd):
     before = (run / "tasks.csv").read_text().splitlines()
     capfd.readouterr()
     axes = {"data": [{"label": "digits"}, {"label": "none", "data.source": "digit"}]}
-    fixed = {**FAST, "data.classes_per_task": 2}
     path = write(tmp_path, axes=axes, fixed=fixed, seeds=[3])
     assert main(["sweep", str(path), "--logs", str(logs)]) == 1
     # The error of the point that fails is repeated.
