@@ -106,14 +106,6 @@ class TestFolder:
             assert float(row["average"]) == pytest.approx(sum(accuracies[:k]) / k)
             assert float(row["solve_seconds"]) <= float(row["train_seconds"])
 
-    def test_accuracy_matrix(self, matrix):
-        header, *body = matrix
-        assert header == ["task", "task_1", "task_2", "task_3"]
-        for k, row in enumerate(body):
-            assert int(row[0]) == k + 1
-            assert all(0 <= float(cell) <= 100 for cell in row[1 : k + 2])
-            assert set(row[k + 2 :]) <= {""}
-
     def test_summary(self, summary, table):
         assert summary.keys() >= SUMMARY
         accuracies = [float(row["A_k"]) for row in table]
