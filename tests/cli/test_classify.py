@@ -153,10 +153,11 @@ def test_python_takes_paths_and_bytes(place: Path):
     model = cifnet_pl.load(place / "b")
     path = place / "images" / "bee" / "4.png"
     (expected,) = model.classify([path])
-    for images in (str(path), path, path.read_bytes()):
+    packed = Path(shutil.make_archive(str(place / "bees"), "zip", path.parent))
+    for images in (str(path), path, path.read_bytes(), packed / "4.png"):
         (found,) = model.classify(images)
         assert replace(found, file=path) == expected
-        assert found.file in (path, None)
+        assert found.file in (path, packed / "4.png", None)
     (broken,) = model.classify(b"no image")
     assert (broken.file, broken.unreadable) == (None, "no image of a known format")
     with pytest.raises(DataError, match="an image in memory is an image of shape"):
