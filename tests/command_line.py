@@ -87,11 +87,8 @@ def environment(**more: str) -> dict[str, str]:
 
 def call(*args: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command line in a process of its own, to its end."""
-    encoding = more.get("PYTHONIOENCODING", "utf-8")
-    env = environment(**more)
-    return subprocess.run(
-        command(*args), env=env, capture_output=True, encoding=encoding
-    )
+    options = {"env": environment(**more), "capture_output": True}
+    return subprocess.run(command(*args), encoding="utf-8", **options)
 
 
 IN_TURN = """
@@ -112,12 +109,8 @@ def call_in_turn(
     """
     encoding = more.get("PYTHONIOENCODING", "utf-8")
     args = [sys.executable, "-c", before + IN_TURN, json.dumps(commands)]
-    done = subprocess.run(
-        args,
-        env=environment(**more),
-        capture_output=True,
-        encoding=encoding,
-    )
+    options = {"env": environment(**more), "capture_output": True}
+    done = subprocess.run(args, encoding=encoding, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     outputs, errors = (
         re.split(r"### (\d+)\n", text) for text in (done.stdout, done.stderr)

@@ -139,6 +139,16 @@ def watch(monkeypatch):
     return watched
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests that fork processes come first: so one worker alone, which has the first half of
+    all tests, starts the server that takes seconds (:mod:`tests.killing`).
+    """
+    forking = {"start", "in_a_process", "seen_at_a_terminal"}
+    items.sort(
+        key=lambda item: forking.isdisjoint(vars(item.getparent(pytest.Module).obj))
+    )
+
+
 def pytest_collection_finish() -> None:
     """Take all modules and tests out of the garbage collector's sight: with them a full collection
     takes seconds.

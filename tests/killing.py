@@ -20,19 +20,8 @@ from lightning.pytorch import Callback
 
 DEFAULT = multiprocessing.get_start_method()
 SERVER = multiprocessing.get_context("forkserver")
-PRELOADED = [
-    "tests.fork_server",
-    "cifnet_pl.cli.lightning_cli",
-    "cifnet_pl.cli.commands",
-    "lightning.pytorch",
-    "matplotlib.pyplot",
-    "uvicorn",
-    "cifnet_pl.serving.app",
-    "cifnet_pl.serving.service",
-    "pytest",
-    "tests.command_line",
-    "tests.models",
-]
+PRELOADED = ["tests.fork_server", "uvicorn", "cifnet_pl.serving.app", "pytest"]
+PRELOADED += ["tests.command_line", "tests.models"]
 SERVER.set_forkserver_preload(PRELOADED)
 
 
@@ -96,17 +85,13 @@ def start(work: Callable[[], int], output: Path, terminal: bool = False) -> Base
     return process
 
 
-def _run(
-    work: Callable[[], int], output: Path, terminal: bool, threads: int
-) -> NoReturn:
+def _run(work: Callable, output: Path, terminal: bool, threads: int) -> NoReturn:
     """Do ``work`` and be gone, without what multiprocessing would say."""
     torch.set_num_threads(threads)  # the server has one
-    multiprocessing.set_start_method(
-        DEFAULT, force=True
-    )  # not the server's, which would be started and imported anew
-    file = os.open(
-        output, os.O_RDWR if terminal else os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    )
+    # Not the server's, which would be started and imported anew.
+    multiprocessing.set_start_method(DEFAULT, force=True)
+    way = os.O_RDWR if terminal else os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    file = os.open(output, way)
     for number in (0, 1, 2) if terminal else (1, 2):
         os.dup2(file, number)
     sys.stdout = os.fdopen(1, "w", buffering=1)
@@ -156,9 +141,7 @@ class Act(Callback):
     batches of it.
     """
 
-    def __init__(
-        self, hook: str, task: int, do: Callable[[Any], Any], batches: int = 0
-    ):
+    def __init__(self, hook: str, task: int, do: Callable, batches: int = 0):
         self.task = task
         self.batches = batches
         self.do = do
@@ -166,14 +149,8 @@ class Act(Callback):
         setattr(self, hook, self._act)
 
     def _act(self, trainer: Any, *rest: Any) -> None:
-        if isinstance(rest[-1], int):
-            batch = rest[-1]
-        else:
-            batch = self.batches
-        if (
-            not self.done
-            and trainer.current_epoch == self.task
-            and batch >= self.batches
-        ):
+        batch = rest[-1] if isinstance(rest[-1], int) else self.batches
+        is_now = trainer.current_epoch == self.task and batch >= self.batches
+        if is_now and not self.done:
             self.done = True
             self.do(trainer)

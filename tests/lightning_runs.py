@@ -11,27 +11,14 @@ from cifnet_pl.heads import CIFNetHead
 
 def digits(**options: Any) -> CIFNetDataModule:
     """Five tasks of two digits, as pixels."""
-    return CIFNetDataModule(
-        **{
-            "source": "digits",
-            "classes_per_task": 2,
-            "image_size": 8,
-            "num_workers": 0,
-            **options,
-        }
-    )
+    given = {"source": "digits", "classes_per_task": 2, "image_size": 8}
+    return CIFNetDataModule(**{**given, "num_workers": 0, **options})
 
 
 def module(**options: Any) -> CIFNetModule:
     """The paper's head with a buffer, on pixels."""
-    return CIFNetModule(
-        **{
-            "backbone": "pixels:8",
-            "head": CIFNetHead,
-            "buffer": CalibrationBuffer(300),
-            **options,
-        }
-    )
+    given = {"backbone": "pixels:8", "head": CIFNetHead}
+    return CIFNetModule(**{**given, "buffer": CalibrationBuffer(300), **options})
 
 
 def fitted(
@@ -45,13 +32,7 @@ def fitted(
 
 def trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
     """A Trainer with Lightning's defaults, but quiet."""
-    quiet = {
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "logger": False,
-        "accelerator": "cpu",
-    }
-    return Trainer(
-        **{"default_root_dir": folder, "max_epochs": 5, **quiet, **options},
-        callbacks=[*callbacks],
-    )
+    shown = ("enable_progress_bar", "enable_model_summary", "logger")
+    given = {**dict.fromkeys(shown, False), "accelerator": "cpu", "max_epochs": 5}
+    given |= {"default_root_dir": folder, "callbacks": [*callbacks]}
+    return Trainer(**{**given, **options})

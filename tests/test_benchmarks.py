@@ -23,11 +23,8 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_letters_choose_rows() -> None:
-    assert chosen(["b", "e", "l", "growth"]) == [
-        "fit_overhead.rows",
-        "engines.start_rows",
-        "growth.rows",
-    ]
+    expected = ["fit_overhead.rows", "engines.start_rows", "growth.rows"]
+    assert chosen(["b", "e", "l", "growth"]) == expected
     assert chosen(["k"]) == ["engines.network_rows", "bare_loop.rows"]
     for place in PLACES:
         name, _, function = place.partition(".")

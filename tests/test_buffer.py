@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -97,19 +95,6 @@ def test_a_capacity_below_the_number_of_classes_is_refused() -> None:
 
 
 # ---------------------------------------------------------------------- order, duplicates, pruning
-
-
-@given(seed=st.integers(0, 999), quota=st.integers(1, 30))
-def test_the_sample_of_a_union_is_the_sample_of_the_samples(seed, quota):
-    here = torch.from_numpy(np.random.default_rng(seed).random(53) < 0.5)
-    whole, one, other, union = (CalibrationBuffer(per_class=quota) for _ in range(4))
-    offer(one, TASKS[2], here)
-    offer(other, TASKS[2], ~here)
-    for part in (one, other):
-        part.commit()
-        union.add(part.z, part.y, part.key)
-    union.commit()
-    assert content(union) == content(filled(whole, TASKS[2]))
 
 
 def test_pruning_while_a_task_is_under_way_does_not_change_the_choice(monkeypatch):
@@ -216,15 +201,6 @@ def test_pruning_keeps_some_classes_whole() -> None:
     assert len(whole[0]) == 2
 
 
-@pytest.mark.parametrize("n_max", [4, 24])
-def test_oversampling_brings_every_class_to_the_largest_new_one(n_max: int) -> None:
-    buffer = filled(CalibrationBuffer(per_class=12), samples({8: 12, -1: 5, 3: 1}))
-    weight = buffer.oversampling(n_max)
-    assert weight.dtype == torch.float64
-    for label, stored in ((8, 12), (-1, 5), (3, 1)):
-        assert (weight[buffer.y == label] == max(1, n_max // stored)).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_state_survives_a_file_and_learning_goes_on(dtype: torch.dtype) -> None:
     buffer, again = (CalibrationBuffer(capacity=26, seed=4) for _ in range(2))
@@ -237,17 +213,6 @@ def test_state_survives_a_file_and_learning_goes_on(dtype: torch.dtype) -> None:
         filled(each, TASKS[2])
     assert torch.equal(again.z, buffer.z)
     assert content(again) == content(buffer)
-
-
-def test_removed_classes_are_gone_and_may_come_back() -> None:
-    buffer = filled(CalibrationBuffer(capacity=26), *TASKS[:2])
-    rest = [row for row in content(buffer) if row[3] != 7]
-    buffer.remove_classes([7, 99])
-    assert content(buffer) == rest
-    assert list(sizes(filled(buffer, TASKS[0]))) == [-2, 10**12, 7]
-    buffer.remove_classes([-2, 10**12, 7])
-    assert buffer.items()[0].shape[0] == 0
-    assert sizes(filled(buffer, TASKS[0])) == {-2: 9, 7: 13}
 
 
 def test_hashes_are_those_of_split_mix_64() -> None:

@@ -4,6 +4,7 @@ is no GPU.
 
 import json
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -156,8 +157,7 @@ def life_here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list
 
 def run_in(folder: Path, commands: list[list[str]]) -> None:
     folder.mkdir()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.chdir(folder)
+    with chdir(folder):
         assert [main(command) for command in commands] == [0] * len(commands)
 
 

@@ -110,11 +110,7 @@ while_served(again)
 @pytest.mark.system
 def test_a_service_lives_on_windows(tmp_path):
     """It learns, undoes, forgets and deletes, and goes on after Ctrl-C."""
-    done = subprocess.run(
-        [sys.executable, "-c", SIMULATED + SERVED],
-        env=environment(PYTHONPATH=str(ROOT)),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    words = [sys.executable, "-c", SIMULATED + SERVED]
+    options = {"env": environment(PYTHONPATH=str(ROOT)), "cwd": tmp_path, "text": True}
+    done = subprocess.run(words, capture_output=True, **options)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -239,16 +239,8 @@ def test_class_order(tmp_path: Path, monkeypatch):
     again = prepared("--config", str(stored))
     assert again.config.data.class_order == NAMES
     assert (again.config.experiment, again.config.logs) == ("1e5", "010")
-
-
-def test_positions_and_names_in_quotes(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    make_images(tmp_path / "images", ["1e5", "x"], 4)
-    given = ["fit", *SMALL.split(), "--data.classes_per_task=2", "--data.class_order"]
-    assert main([*given, "[1, 0]"]) == 0
-    assert "test images: x, 1e5" in capsys.readouterr().out
-    assert main([*given, "[x, 1e5]"]) == 2
-    assert "quote" in capsys.readouterr().err
+    of_positions = prepared("--data.class_order", "[1, 0]")
+    assert of_positions.config.data.class_order == [1, 0]
 
 
 def test_yaml_texts_stay_texts():

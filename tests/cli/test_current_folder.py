@@ -24,13 +24,8 @@ class OwnCallback(lightning.pytorch.Callback):
     pass
 """
 
-MODEL = {
-    "class_path": "cifnet_pl.CIFNetModule",
-    "init_args": {
-        "backbone": "pixels:8",
-        "head": {"class_path": "my_own_parts.OwnHead"},
-    },
-}
+PARTS = {"backbone": "pixels:8", "head": {"class_path": "my_own_parts.OwnHead"}}
+MODEL = {"class_path": "cifnet_pl.CIFNetModule", "init_args": PARTS}
 SMALL = [*DATA[2:], "--data.max_tasks", "1"]
 
 

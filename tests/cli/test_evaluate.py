@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -85,9 +86,7 @@ def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys):
     model = cifnet_pl.load(made / "m")
     result = list(model.classify([row["file"] for row in images], top=3))
     shares = [dict(zip(p.classes, p.probabilities, strict=True)) for p in result]
-    probabilities = torch.tensor(
-        [[share[name] for name in CLASSES] for share in shares]
-    )
+    probabilities = torch.tensor(pd.DataFrame(shares)[CLASSES].to_numpy())
     targets = torch.tensor([CLASSES.index(row["class"]) for row in images])
     expected = multiclass_calibration_error(probabilities, targets, 3, n_bins=15)
     assert summary["ece"] == pytest.approx(100 * float(expected), abs=1e-4)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import cifnet_pl
-from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import wilson_interval
 from tests.command_line import BUFFER, learned, make_images, run_cifnet
 from tests.models import WIDTH, empty
@@ -27,17 +26,12 @@ def queries() -> torch.Tensor:
     return torch.randn(30, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
-def columns(model: Classifier, names: list[str]) -> list[int]:
-    return [model.class_names.index(name) for name in names]
-
-
-def assert_same_scores(
-    model: Classifier, other: Classifier, z: torch.Tensor, tolerance: float = 1e-9
-) -> None:
+def assert_same_scores(model, other, z, tolerance=1e-9) -> None:
     """Equal scores, class by class, relative to the largest."""
     assert sorted(model.class_names) == sorted(other.class_names)
+    order = [other.class_names.index(name) for name in model.class_names]
     ours = model.head(z)
-    theirs = other.head(z)[:, columns(other, model.class_names)]
+    theirs = other.head(z)[:, order]
     assert float((ours - theirs).abs().max()) <= tolerance * float(theirs.abs().max())
 
 

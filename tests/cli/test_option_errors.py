@@ -6,12 +6,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 import yaml
-from torch import nn
 
-import cifnet_pl.backbones
 from cifnet_pl.__main__ import main
-from cifnet_pl.backbones import Preprocessing
+from cifnet_pl.backbones import Backbone
 from cifnet_pl.images.image import read_square
+from cifnet_pl.model.classifier import Classifier
 from tests.command_line import (
     FAST,
     assert_ends,
@@ -48,10 +47,8 @@ REFUSED = {
     "--trainer.precision bf16-true": ["bf16-true", "statistics", "bf16-mixed"],
     "--trainer.max_epochs 3": ["--trainer.max_epochs", "--data.max_tasks"],
     "--trainer.accumulate_grad_batches 4": ["accumulate_grad_batches=4"],
-    "--trainer.gradient_clip_val 1": ["gradient_clip_val"],
     "--trainer.val_check_interval 9999": ["val_check_interval is 9999"],
     "--trainer.num_nodes 2": ["MASTER_ADDR"],
-    "--trainer.limit_val_batches 0": ["nothing is evaluated"],
     f"{CPU} 99": ["cores"],
     f"{CPU} 0": ["devices"],
     # options
@@ -65,13 +62,13 @@ REFUSED = {
 }
 
 
-def one_sentence(capsys, longest: int = 500) -> str:
+def one_sentence(capsys) -> str:
     """The error that was printed: one line without a traceback, said once."""
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
     assert shown.startswith("cifnet: error: "), shown
     assert shown.count("\n") == 1, shown
-    assert len(shown) < longest, shown
+    assert len(shown) < 500, shown
     return shown
 
 
@@ -80,7 +77,7 @@ def test_refused(options, tmp_path, capsys, monkeypatch):
     """Before any image is embedded."""
     monkeypatch.chdir(tmp_path)
     embed = Mock(side_effect=AssertionError)
-    monkeypatch.setattr(cifnet_pl.backbones.Backbone, "forward", embed)
+    monkeypatch.setattr(Backbone, "forward", embed)
     assert fit(tmp_path / "logs", *options.split()) == USAGE
     shown = one_sentence(capsys)
     assert [part for part in REFUSED[options] if part not in shown] == [], shown
@@ -122,33 +119,25 @@ def of_folder(images, classes_per_task):
     return f"{options} --data.classes_per_task {classes_per_task}".split()
 
 
-class Blinding(nn.Module):
-    """Flattens images; the embedding of one with as much light as ``light`` becomes NaN."""
-
-    def __init__(self, light: float):
-        super().__init__()
-        self.light = light
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        z = x.flatten(1)
-        z[(z.sum(1) - self.light).abs() < 1e-3] = float("nan")
-        return z
-
-
 @pytest.mark.parametrize("part", ["train", "val"])
 def test_broken_embedding_names_the_image(part, tmp_path, monkeypatch, capsys):
     for name in ("train", "val"):
         make_images(tmp_path / "images" / name, ["ant", "bee"], per_class=8)
-    light = read_square(tmp_path / "images" / part / "bee" / "7.png", 8).sum() / 255
+    square = read_square(tmp_path / "images" / part / "bee" / "7.png", 8)
+    broken = torch.from_numpy(square.copy()).permute(2, 0, 1)
     # Else it would be met in learning: both parts hold the same pictures.
     if part == "val":
         (tmp_path / "images" / "train" / "bee" / "7.png").unlink()
-    shape = Preprocessing(8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    made = (Blinding(float(light)), 192, shape)
-    monkeypatch.setitem(cifnet_pl.backbones.BACKBONES, "blinding", lambda *_: made)
-    options = of_folder(tmp_path / "images", 2)
+    embed = Classifier.embed_unchecked
+
+    def blinded(model, images):
+        z = embed(model, images).clone()
+        z[(images == broken).flatten(1).all(dim=1)] = float("nan")
+        return z
+
+    monkeypatch.setattr(Classifier, "embed_unchecked", blinded)
     # Batches of 6 images: 8 ants, then the bees.
-    options += ["--model.backbone", "blinding", "--data.batch_size", "6"]
+    options = [*of_folder(tmp_path / "images", 2), "--data.batch_size", "6"]
     assert fit(tmp_path, *options) == RUN
     shown = one_sentence(capsys)
     assert "bee/7.png" in shown
@@ -159,12 +148,8 @@ def test_class_without_a_readable_image(tmp_path, capsys):
     images = make_images(tmp_path / "images", ["ant", "bee"])
     for path in (images / "bee").iterdir():
         path.write_bytes(b"not an image")
-    options = of_folder(images, 2)
+    options = [*of_folder(images, 2), "--data.on_corrupt", "skip"]
     assert fit(tmp_path, *options) == RUN
-    shown = one_sentence(capsys, 2000)  # longer than other errors, as it names all ten
-    for i in range(10):
-        assert f"bee/{i}.png: no image of a known format" in shown
-    assert fit(tmp_path, *options, "--data.on_corrupt", "skip") == RUN
     assert "class 'bee'" in one_sentence(capsys)
 
 

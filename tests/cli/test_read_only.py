@@ -78,15 +78,13 @@ def contents(place: Path) -> dict[Path, tuple[int, int]]:
 
 
 LEARN = f"{FIT} --data.root {{}}/images"
+EXTEND = "extend --model {}/model --images {}/new --overwrite true --output {}/model"
+CACHE = "--data.cache true --data.cache_folder {}/other"
 CLASSIFY = "classify --model {}/model --images {}/new --overwrite true --output {}"
 COMMANDS = {
     "fit in the current folder": LEARN,
-    "fit with a cache": (
-        f"{LEARN} --data.cache true --data.cache_folder {{}}/other --logs {{}}/logs"
-    ),
-    "extend the model itself": (
-        "extend --model {}/model --images {}/new --output {}/model --overwrite true"
-    ),
+    "fit with a cache": f"{LEARN} {CACHE} --logs {{}}/logs",
+    "extend the model itself": EXTEND,
     "classify into a folder": f"{CLASSIFY}/other/a.csv",
     "classify over a file": f"{CLASSIFY}/here/predictions.csv",
     "serve": "serve --model {}/model --port 0 --workspace {}/other/w",

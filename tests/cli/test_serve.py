@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -48,24 +47,13 @@ def test_refused_before_anything_is_written(options, sentence, tmp_path, capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_a_port_that_is_taken(tmp_path, capsys):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        given = {"model": saved(tmp_path / "bundle"), "port": port}
-        assert run_cifnet("serve", **given) == 2
-    assert "Address already in use" in capsys.readouterr().err
-
-
 def test_without_a_model_it_begins_with_the_recommended_one():
     made = empty_model()
     assert made.backbone.name == BACKBONE
     assert made.calibrated
     assert made.class_names == []
-    wanted = RidgeHead(
-        made.backbone.features, ridge="gcv", decision="auto", product_features="auto"
-    )
+    auto = {"ridge": "gcv", "decision": "auto", "product_features": "auto"}
+    wanted = RidgeHead(made.backbone.features, **auto)
     assert made.head.settings() == wanted.settings()
     assert made.buffer.capacity == 2000
 
@@ -95,10 +83,8 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
     thread.start()
     (folder / "blue" / "1.png").write_bytes(image("blue", 1))
     assert becomes(lambda: len(service.workspace.waiting()) == 2)
-    assert {one.path for one in service.workspace.waiting().values()} == {
-        "blue/1.png",
-        "?.png",
-    }
+    paths = {one.path for one in service.workspace.waiting().values()}
+    assert paths == {"blue/1.png", "?.png"}
     assert failed
     service.close()
     (folder / "late.png").write_bytes(image("red", 3))

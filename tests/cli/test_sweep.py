@@ -9,7 +9,7 @@ import yaml
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli import sweep
-from cifnet_pl.cli.sweep import Point, read_points, state
+from cifnet_pl.cli.sweep import read_points, state
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import exclusive
 from tests.report.synthetic import write_run
@@ -39,9 +39,8 @@ AXES = {
 
 
 def test_product_of_axes_and_seeds(tmp_path: Path) -> None:
-    points = read_points(
-        write(tmp_path, axes=AXES, seeds=[1, 2], fixed={"data.classes_per_task": 2})
-    )
+    fixed = {"data.classes_per_task": 2}
+    points = read_points(write(tmp_path, axes=AXES, seeds=[1, 2], fixed=fixed))
     names = [p.name.rsplit("-", 1)[0] for p in points]
     product = itertools.product(("a", "b_c"), ("200", "500"), ("s1", "s2"))
     assert names == ["-".join(labels) for labels in product]
@@ -123,14 +122,6 @@ def test_a_configuration_of_its_own_keeps_its_backbone(tmp_path: Path) -> None:
     assert own.ignored == ["model.init_args.backbone", "model.architecture"]
     assert plain.ignored == ["model.epochs"]
     assert own.identity == read_points(path, given[2:])[1].identity
-
-
-def test_settings_without_effect_keep_the_identity() -> None:
-    other = {**BASE, "experiment": "x", "logs": "y"}
-    other["data"] = {**BASE["data"], "num_workers": 3}  # type: ignore[dict-item]
-    identity = Point(BASE, {}).identity
-    assert Point(other, {}).identity == identity
-    assert Point({**BASE, "seed_everything": 2}, {}).identity != identity
 
 
 def test_overrides_win(tmp_path: Path, capsys) -> None:
@@ -224,9 +215,10 @@ def test_complete_points_are_skipped(tmp_path, run, monkeypatch):
     run()
     assert run_again == [broken]
     # Without test images a point is complete, too. Another sweep file with a point of the same
-    # configuration finds it under its first name.
+    # configuration, but for what has no effect, finds it under its first name.
     summary.write_text('{"A_K": null}')
-    write(tmp_path, axes={"same": [{"label": "renamed"}]}, seeds=[1, 2])
+    fixed = {"data.num_workers": 3, "experiment": "x", "logs": "y"}
+    write(tmp_path, axes={"same": [{"label": "z"}]}, fixed=fixed, seeds=[1, 2])
     assert "A_K –" in run()
     assert run_again == [broken]
     assert len([p for p in (tmp_path / "logs").iterdir() if p.is_dir()]) == 2
@@ -234,7 +226,8 @@ def test_complete_points_are_skipped(tmp_path, run, monkeypatch):
 
 @pytest.mark.system
 def test_a_stopped_point_goes_on_and_a_failing_one_says_why(tmp_path, capfd):
-    path = write(tmp_path, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3])
+    fixed = {**FAST, "data.classes_per_task": 2}
+    path = write(tmp_path, fixed=fixed, seeds=[3])
     logs = tmp_path / "logs"
     (point,) = read_points(path)
     config = {**point.config, "experiment": point.name, "logs": str(logs)}
@@ -247,7 +240,6 @@ def test_a_stopped_point_goes_on_and_a_failing_one_says_why(tmp_path, capfd):
     before = (run / "tasks.csv").read_text().splitlines()
     capfd.readouterr()
     axes = {"data": [{"label": "digits"}, {"label": "none", "data.source": "digit"}]}
-    fixed = {**FAST, "data.classes_per_task": 2}
     path = write(tmp_path, axes=axes, fixed=fixed, seeds=[3])
     assert main(["sweep", str(path), "--logs", str(logs)]) == 1
     # The error of the point that fails is repeated.
@@ -281,20 +273,15 @@ def test_a_repeated_sweep_has_its_report_already(tmp_path, run):
         assert "exists already" in run(*output, "--seeds", seeds, code=2)
 
 
-def test_a_plan_is_printed_and_nothing_run(tmp_path, run):
-    write(tmp_path, axes=AXES, seeds=[1, 2])
-    said = run("--dry-run")
-    assert said.count("not run yet") == 8
-    assert not (tmp_path / "logs").exists()
-    run("--only", "a", "200", "--seeds", "1")
-    assert run("--dry_run").count("A_K 59.6 %") == 1
-
-
 def test_labels_and_seeds_choose_the_points(tmp_path, run):
+    """A plan of them is printed, and nothing is run."""
     write(tmp_path, axes=AXES, seeds=[1, 2])
+    assert run("--dry-run").count("not run yet") == 8
+    assert not (tmp_path / "logs").exists()
     run("--only", "a", "500", "--without", "s2", "--seeds", "2,7")
     (folder,) = (tmp_path / "logs").iterdir()
     assert folder.name.startswith("a-500-s7-")
+    assert run("--dry_run", "--seeds", "7").count("A_K 59.6 %") == 1
     said = run("--only", "b", code=2)
     assert "unknown label of the sweep 'b': did you mean b c?" in said
     assert "no point has these labels" in run("--without", "a", "b c", code=2)

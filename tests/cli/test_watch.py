@@ -30,9 +30,8 @@ class Receiver(HTTPServer):
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(handler):
-                content = json.loads(
-                    handler.rfile.read(int(handler.headers["content-length"]))
-                )
+                length = int(handler.headers["content-length"])
+                content = json.loads(handler.rfile.read(length))
                 self.authorised.append(handler.headers["authorization"])
                 status = answers.pop(0) if answers else 200
                 if status == 200:
@@ -127,12 +126,8 @@ def test_what_is_refused_is_sent_again_and_nothing_twice(place, impatient, capsy
         assert (red["known"], red["prediction_set"]) == (True, ["red"])
         assert red["probability"] > 0.9
         assert red["unreadable"] is None
-        bad = sent["bad.png"]
-        assert (bad["known"], bad["prediction_set"], bad["probability"]) == (
-            None,
-            [],
-            None,
-        )
+        empty = {"known": None, "prediction_set": [], "probability": None}
+        assert empty.items() <= sent["bad.png"].items()
         assert red["link"] == "https://shop.example/images/day/red.png"
         assert watched(place, *hook) == 0
         assert len(receiver.got) == 3

@@ -45,25 +45,24 @@ def in_pieces(root: Path) -> None:
     """Uneven Parquet files of row groups of two, with names of classes and a test part; another
     column is large.
     """
-    for file, first, count in (
-        ("train-0", 0, 1),
-        ("train-1", 1, 9),
-        ("train-2", 10, 2),
-        ("test-0", 60, 3),
-    ):
+    notes = {"notes": datasets.Value("string")}
+    kinds = datasets.Features({**features(list(THREE)), **notes})
+    spans = {
+        "train-0": (0, 1),
+        "train-1": (1, 9),
+        "train-2": (10, 2),
+        "test-0": (60, 3),
+    }
+    for file, (first, count) in spans.items():
         columns = {**rows(first, count), "notes": ["x" * 10_000] * count}
-        kinds = datasets.Features(
-            {**features(list(THREE)), "notes": datasets.Value("string")}
-        )
         table = datasets.Dataset.from_dict(columns, kinds)
         table.to_parquet(str(root / f"{file}.parquet"), batch_size=2)
 
 
 def parquet(root: Path) -> None:
     """One Parquet file, without a test part."""
-    datasets.Dataset.from_dict(rows(0, 15), features()).to_parquet(
-        str(root / "table.parquet")
-    )
+    table = datasets.Dataset.from_dict(rows(0, 15), features())
+    table.to_parquet(str(root / "table.parquet"))
 
 
 def saved(root: Path) -> None:
@@ -183,12 +182,7 @@ def build(kind: str, root: Path, **own: str) -> Any:
         ("test", "validation", ("train", "test")),
     ],
 )
-def test_wrong_names_say_what_there_is(
-    option: str,
-    wrong: str,
-    known: tuple[str, ...],
-    tmp_path: Path,
-):
+def test_wrong_names_say_what_there_is(option, wrong, known, tmp_path):
     saved(tmp_path)
     with pytest.raises(DataError) as raised:
         build("hf", tmp_path, **{option: wrong})
@@ -199,19 +193,15 @@ def test_wrong_names_say_what_there_is(
 def test_no_split_for_training(tmp_path: Path):
     made = datasets.Dataset.from_dict(rows(0, 6), features())
     datasets.DatasetDict({"unsupervised": made}).save_to_disk(str(tmp_path / "d"))
-    with pytest.raises(
-        DataError, match=r"train.* unsupervised.*--data\.options\.train"
-    ):
+    words = r"train.* unsupervised.*--data\.options\.train"
+    with pytest.raises(DataError, match=words):
         build("hf", tmp_path / "d")
-    assert len(
-        build("hf", tmp_path / "d", train="unsupervised").test
-    )  # a dataset without a test split
+    # A dataset without a test split.
+    assert len(build("hf", tmp_path / "d", train="unsupervised").test)
 
 
 @pytest.mark.parametrize(("values", "row"), [([0.5, 1.5], 0), ([1, None], 1)])
-def test_float_labels_and_empty_cells(
-    values: list[float | None], row: int, tmp_path: Path
-):
+def test_float_labels_and_empty_cells(values, row, tmp_path):
     columns = {"image": rows(0, 2)["image"], "label": values}
     file = tmp_path / "t.parquet"
     datasets.Dataset.from_dict(columns).to_parquet(str(file))
@@ -222,7 +212,6 @@ def test_float_labels_and_empty_cells(
 def test_the_network_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(
-        DataError, match=r"cannot load hf:someone/flowers: .*; allow the download with"
-    ):
+    words = r"cannot load hf:someone/flowers: .*; allow the download with"
+    with pytest.raises(DataError, match=words):
         build_source("hf:someone/flowers", SourceOptions())

@@ -14,7 +14,7 @@ import pytest
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.model.bundle import CONFIG
-from tests.cli.test_sweep import write
+from tests.cli.test_sweep import FAST, write
 from tests.command_line import (
     BUFFER,
     assert_same_model,
@@ -114,30 +114,22 @@ def test_a_run(head: str, seed: int, tmp_path: Path):
 
 def test_a_sweep(tmp_path: Path):
     """Killed again and again on its way through two points, of which each goes on where it was."""
-    fixed = {
-        "data.num_workers": 0,
-        "data.image_size": 8,
-        "energy.enabled": False,
-        "data.classes_per_task": 2,
-    }
-    path = write(tmp_path, fixed=fixed, seeds=[3, 4])
+    path = write(tmp_path, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3, 4])
     words = ["sweep", str(path), "--logs"]
     finished = command(*words, str(tmp_path / "expected"))
     assert subprocess.run(finished, env=environment()).returncode == 0
     chance = random.Random(0)
     logs = tmp_path / "logs"
     for _ in range(KILLS):
-        process = subprocess.Popen(
-            command(*words, str(logs)), env=environment(), start_new_session=True
-        )
+        options = {"env": environment(), "start_new_session": True}
+        process = subprocess.Popen(command(*words, str(logs)), **options)
         time.sleep(chance.uniform(3, 14))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for summary in sorted(logs.glob("*/version_0/summary.json")):
             run = summary.parent
-            assert measurements(run) == measurements(
-                tmp_path / "expected" / run.parent.name / run.name
-            )
+            expected = tmp_path / "expected" / run.parent.name / run.name
+            assert measurements(run) == measurements(expected)
     assert subprocess.run(command(*words, str(logs)), env=environment()).returncode == 0
     for expected in (tmp_path / "expected").glob("*/version_0"):
         run = logs / expected.parent.name / "version_0"
@@ -156,10 +148,9 @@ def test_the_building_of_a_cache(tmp_path: Path):
     cached = [*options, *cache.split()]
     expected = learned(tmp_path / "expected", *options)
     output = tmp_path / "output"
+    work = partial(learn, tmp_path / "timed", *options)
     begin = time.monotonic()
-    assert in_a_process(partial(learn, tmp_path / "timed", *options), output) == 0, (
-        output.read_text()
-    )
+    assert in_a_process(work, output) == 0, output.read_text()
     seconds = time.monotonic() - begin
     chance = random.Random(1)
     codes = []

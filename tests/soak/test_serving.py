@@ -39,18 +39,15 @@ def served(
 ) -> Iterator[tuple[str, Timer]]:
     """A service in a process of its own, and what kills it so many seconds after it is ready."""
     words = f"serve --model {bundle} --port 0 --keep_versions {KEPT}".split()
+    output.touch()
     process = start(partial(main, [*words, *options]), output)
-    until = time.monotonic() + 600  # a soak may share its machine
-    while not (
-        found := re.search(r"http://\S+", output.read_text() if output.exists() else "")
-    ):
-        assert process.is_alive(), output.read_text()
-        assert time.monotonic() < until, output.read_text()
-        time.sleep(0.02)
-    url = found.group()
-    while not sent(url, "/health"):
-        assert process.is_alive(), output.read_text()
-        assert time.monotonic() < until, output.read_text()
+    # A soak may share its machine.
+    ready = partial(becomes, seconds=600)
+    assert ready(lambda: not process.is_alive() or "http://" in output.read_text())
+    assert process.is_alive(), output.read_text()
+    url = re.search(r"http://\S+", output.read_text()).group()
+    assert ready(lambda: not process.is_alive() or sent(url, "/health"))
+    assert process.is_alive(), output.read_text()
     timer = Timer(seconds, process.kill)
     timer.start()
     try:
@@ -82,17 +79,15 @@ def change(url: str, draw: random.Random) -> int | None:
     acknowledged.
     """
     name = draw.choice(NAMES)
-    what = draw.choices(["learn", "forget", "rename", "undo", "redo"], [4, 2, 1, 2, 1])[
-        0
-    ]
+    often = {"learn": 4, "forget": 2, "rename": 1, "undo": 2, "redo": 1}
+    (what,) = draw.choices(list(often), list(often.values()))
     bodies: dict[str, Any] = {
         "forget": {"name": name},
         "rename": {"old": name, "new": draw.choice(NAMES)},
     }
     if what == "learn":
-        files = [
-            ("files", ("a.png", image(name, draw.randrange(10**6)))) for _ in range(3)
-        ]
+        contents = [image(name, draw.randrange(10**6)) for _ in range(3)]
+        files = [("files", ("a.png", content)) for content in contents]
         arrived = sent(url, "/inbox", files=files)
         bodies[what] = {"names": dict.fromkeys((arrived or {}).get("images", []), name)}
     path = "/inbox/learn" if what == "learn" else f"/{what}"
