@@ -175,7 +175,8 @@ def test_an_earlier_report_is_replaced_only_if_asked(tmp_path, capsys, monkeypat
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "home"
-    write_run(home / "e" / "version_0", tasks=1, kwh=None)
+    data = {"source": "digits"}  # of which the paper has no numbers
+    write_run(home / "e" / "version_0", tasks=1, kwh=None, data=data)
     (home / "README.md").write_text("about the runs")
     words = ["report", "~/e", "~/README.md", "--output=~/out"]
     left_out = f"Left out: {home / 'README.md'} is a file, not a folder of runs"

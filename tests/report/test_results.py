@@ -149,24 +149,21 @@ def test_a_label_is_one_configuration_in_every_setting(tmp_path: Path) -> None:
 
 
 def test_settings_with_one_name_are_told_apart(tmp_path: Path) -> None:
-    """Further tasks are those of a folder of images that has got classes since."""
+    """Further tasks are those of a folder of images that has got classes since. A protocol says the
+    classes of each task.
+    """
     runs = [{}, {"tasks": 2}, {"backbone": "pixels"}, {"classes": 5, "tasks": 2}]
+    for protocol in ({"initial_classes": 50}, {"classes_per_task": [4, 3, 3]}):
+        runs.append({"data": protocol})
     network = "file:resnet18.pth (resnet18), 224 px"
     assert sorted(results_of(tmp_path, *runs).settings) == [
         f"CIFAR-100, 10 cls/task, {network}, 2 tasks",
         f"CIFAR-100, 10 cls/task, {network}, 3 tasks",
         "CIFAR-100, 10 cls/task, pixels, 224 px",
+        "CIFAR-100, 4, 3, 3 cls/task",
         "CIFAR-100, 5 cls/task",
+        "CIFAR-100, 50 + 10 cls/task",
     ]
-
-
-def test_a_protocol_says_the_classes_of_each_task(tmp_path: Path) -> None:
-    runs: list[dict[str, Any]] = [
-        {"data": {"initial_classes": 50}},
-        {"data": {"classes_per_task": [4, 3, 3]}},
-    ]
-    protocols = results_of(tmp_path, {}, *runs).measured["protocol"]
-    assert set(protocols) == {"10", "50 + 10", "4, 3, 3"}
 
 
 def trained(seed: int, memory_rate: float | None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import uvicorn
 from PIL import Image
 from starlette.testclient import TestClient
 
+import cifnet_pl
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, RidgeHead
@@ -151,6 +152,20 @@ def learned_once(names: tuple[str, ...], head: type[Head]) -> Classifier:
     cost = {"seconds": 0.1, "energy_kwh": 1e-6, "energy_source": "estimated"}
     made.history.append(Event("task", len(names), None, 95.0, **cost))
     return made
+
+
+def class_folders(root: Path, **colours: list[bytes]) -> Path:
+    """Images in a folder for each class."""
+    for name, contents in colours.items():
+        (root / name).mkdir(parents=True)
+        for number, content in enumerate(contents):
+            (root / name / f"{number}.png").write_bytes(content)
+    return root
+
+
+def version_of(place: Path, number: int) -> Classifier:
+    """A version of the workspace "w" of a test."""
+    return cifnet_pl.load(place / "w" / "versions" / f"{number:06}", "cpu")
 
 
 def saved(folder: Path) -> Path:

@@ -26,6 +26,7 @@ from tests.serving.services import (
     assert_same_model,
     becomes,
     changed,
+    class_folders,
     client,
     counts,
     image,
@@ -34,6 +35,7 @@ from tests.serving.services import (
     model,
     teach,
     tree,
+    version_of,
     zipped,
 )
 
@@ -284,11 +286,6 @@ def test_two_classes_become_one(http, tmp_path):
     assert "not all of its photos" in refusal.json()["error"]
 
 
-def version_of(place, number):
-    """A version of the workspace of a test."""
-    return cifnet_pl.load(place / "w" / "versions" / f"{number:06}")
-
-
 def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
     """As if taught so at once; mistakes are asked about; undo takes it back."""
     teach(http, [*images("blue", 6), *images("yellow", 4)], "both")
@@ -443,11 +440,8 @@ def test_the_first_classes_are_taught_and_taken_back(tmp_path):
 
 def test_the_images_of_fit_are_examples_and_are_forgotten(tmp_path):
     """Those that the model learned, by their content; others stay outside."""
-    folder = tmp_path / "photos"
-    for name in ("red", "green"):
-        (folder / name).mkdir(parents=True)
-        for i in range(4):
-            (folder / name / f"{i}.png").write_bytes(image(name, i))
+    learned = {name: [image(name, i) for i in range(4)] for name in ("red", "green")}
+    folder = class_folders(tmp_path / "photos", **learned)
     begun = cifnet_pl.extend(model(()), folder).model
     (folder / "red" / "new.png").write_bytes(image("red", 9))
     with client(tmp_path / "w", begun=begun, images=folder) as http:
