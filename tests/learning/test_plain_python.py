@@ -38,7 +38,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     return folder, run_page(text, folder)
 
 
-def test_the_page_runs(page: tuple[Path, dict[str, Any]]):
+def test_the_page_runs(page):
     folder, names = page
     assert names["module"].evaluation.accuracy > 85
     assert names["model"].class_names == names["module"].class_names
@@ -56,9 +56,7 @@ def test_the_page_runs(page: tuple[Path, dict[str, Any]]):
     assert [metrics[f"A_k{j}"] for j in range(1, 6)] == pytest.approx(last)
 
 
-def test_the_command_line_runs_its_configuration_again(
-    page: tuple[Path, dict[str, Any]], tmp_path: Path
-):
+def test_the_command_line_runs_its_configuration_again(page, tmp_path):
     folder, _ = page
     run = folder / "runs" / "version_0"
     more = ["--logs", str(tmp_path), "--energy.enabled", "false"]

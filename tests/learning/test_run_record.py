@@ -53,17 +53,6 @@ def test_what_was_not_measured_is_null_or_empty(tmp_path: Path) -> None:
     assert matrix == ["task,task_1,task_2", "1,,", "2,,"]
 
 
-def test_a_sum_with_a_gap_is_a_gap() -> None:
-    record = record_of([90.0, 80.0], 1e-4)
-    record.rows[0].energy_kwh = None
-    assert record.summary()["energy_kwh"] is None
-    assert record.summary()["energy_cpu_kwh"] is None
-    assert record.summary()["A_K_per_kwh"] is None
-    assert record.summary()["eval_energy_kwh"] == pytest.approx(2e-4)
-    record.rows[1].eval_energy_kwh = None
-    assert record.summary()["eval_energy_kwh"] is None
-
-
 def test_round_trip_through_a_checkpoint() -> None:
     record = record_of([90.0, 80.0], 1e-4)
     for one in (record, record_of([None, None], None), RunRecord()):
@@ -122,9 +111,7 @@ def test_the_machine_is_named(tmp_path: Path) -> None:
     assert result["machine"].startswith(f"Some CPU @ 2.1GHz, {usable_cores()} core")
 
 
-def test_the_commit_is_the_packages_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_is_the_packages_own(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     package = tmp_path / "package"
     package.mkdir()

@@ -104,9 +104,7 @@ def write_run(
     return folder
 
 
-def results_of(
-    folder: Path, *runs: dict[str, Any], external: Path | None = None
-) -> Results:
+def results_of(folder: Path, *runs: dict[str, Any], external=None) -> Results:
     """Write runs with these options, of three tasks each unless they say otherwise."""
     for i, options in enumerate(runs):
         write_run(folder / f"e{i:02}" / "version_0", **{"tasks": 3, **options})

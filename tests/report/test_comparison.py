@@ -45,9 +45,7 @@ def runs(tmp_path: Path) -> tuple[Path, dict[tuple[str, int], np.ndarray]]:
     return tmp_path, right
 
 
-def test_differences_are_of_the_same_seeds_and_images(
-    runs, tmp_path, capsys, monkeypatch
-):
+def test_differences_are_of_equal_seeds_and_images(runs, tmp_path, capsys, monkeypatch):
     folder, right = runs
     monkeypatch.setattr("cifnet_pl.report.figures.all_pictures", lambda _: {})
     words = ["report", str(folder), "--output", str(tmp_path / "out")]

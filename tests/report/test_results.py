@@ -213,10 +213,8 @@ def test_a_head_from_outside_is_first_class(tmp_path: Path) -> None:
     results = results_of(tmp_path, *runs, outside(1, alpha=2.0, soft=False))
     assert seeds_by_label(results) == {"My head": ["2", "1"], "My head, alpha 1": ["1"]}
     (text,) = settings_table(results).texts["reference configuration"]
-    assert (
-        "head.alpha: 2.0; head.dtype: float64; head.metric: cosine; head.soft: no"
-        in text
-    )
+    own = "head.alpha: 2.0; head.dtype: float64; head.metric: cosine; head.soft: no"
+    assert own in text
 
 
 def test_the_bound_is_one_method_with_its_settings(tmp_path: Path) -> None:

@@ -76,10 +76,9 @@ def check(row: Row, header: str, *values: float) -> None:
 
 
 def test_accuracies_are_means_over_seeds(study) -> None:
-    cifnet, ridge, acil, ncm = (
-        row for row in study["accuracy"] if row["origin"] == "measured"
-    )
-    methods = [row["method"] for row in (cifnet, ridge, acil, ncm)]
+    measured = [row for row in study["accuracy"] if row["origin"] == "measured"]
+    cifnet, ridge, acil, ncm = measured
+    methods = [row["method"] for row in measured]
     assert methods == ["CIFNet", "Exact ridge", "ACIL", "NCM"]
     for header in (f"{SETTING}: Ā (%)", f"{SETTING}: A_K (%)"):
         check(cifnet, header, 89, 90, 91)
@@ -201,9 +200,8 @@ def test_whatever_images_and_classes_are_called_is_text() -> None:
     pairs = [(side, side)]
     figure = Figure(figsize=(21, 2), dpi=130)
     section = Section(MARKUP, [MARKUP], figure, pairs=pairs, images=images, **table)
-    page = TEMPLATES.get_template("audit.html").render(
-        title=MARKUP, lead=[MARKUP], sections=[section]
-    )
+    template = TEMPLATES.get_template("audit.html")
+    page = template.render(title=MARKUP, lead=[MARKUP], sections=[section])
     assert '<img class="wide" style="width: 21.0in"' in page  # as it was drawn
     assert "<script" not in page
     assert page.count("&lt;script&gt;alert(&#39;1&#39;)") == 19

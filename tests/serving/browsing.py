@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.services import PATIENCE, ThreadServer, image
+from tests.serving.services import PATIENCE, image
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
 INSTALLED = shutil.which("chromium") or shutil.which("google-chrome")
@@ -35,13 +35,7 @@ DROP = """([place, files]) => {
 
 
 @contextmanager
-def page_of(
-    browser,
-    server: ThreadServer,
-    width: str = "desktop",
-    scheme: str = "light",
-    path: str = "",
-) -> Iterator:
+def page_of(browser, server, width="desktop", scheme="light", path="") -> Iterator:
     """The open page; nothing is asked of anyone else, and no script or style is refused."""
     size = WIDTHS[width]
     is_phone = width == "phone"

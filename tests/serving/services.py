@@ -66,17 +66,13 @@ def heic(name: str) -> bytes:
     return out.getvalue()
 
 
-def images(
-    name: str, count: int, first: int = 100
-) -> list[tuple[str, tuple[str, bytes]]]:
+def images(name: str, count: int, first=100) -> list[tuple[str, tuple[str, bytes]]]:
     """Images of one class, as a multipart request has them."""
     numbers = range(first, first + count)
     return [("files", (f"{name}-{i}.png", image(name, i))) for i in numbers]
 
 
-def teach(
-    http: httpx.Client, files: list[Any], name: str | None = None, **params: str
-) -> httpx.Response:
+def teach(http, files: list[Any], name=None, **params: str) -> httpx.Response:
     """Bring images and learn the new ones as one class, or as their folders; the last answer."""
     arrived = http.post("/inbox", files=files)
     if arrived.status_code != 200:
@@ -130,9 +126,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def model(
-    names: tuple[str, ...] = ("red", "green"), head: type[Head] = RidgeHead
-) -> Classifier:
+def model(names=("red", "green"), head: type[Head] = RidgeHead) -> Classifier:
     """A model that knows a few colours, twelve images of each."""
     return learned_once(names, head).clone()
 

@@ -61,9 +61,8 @@ def test_the_margin_is_of_groups_and_not_of_images():
     """
     columns = torch.arange(2).repeat_interleave(100)
     right = torch.arange(200) % 8 < 4
-    scores = torch.nn.functional.one_hot(
-        torch.where(right, columns, 1 - columns), 2
-    ).double()
+    predicted = torch.where(right, columns, 1 - columns)
+    scores = torch.nn.functional.one_hot(predicted, 2).double()
     counted = torch.ones(200, dtype=torch.bool)
     known = partial(KnownScores, scores, columns, counted)
     samples = SimpleNamespace(known_scores=known, learned=True)

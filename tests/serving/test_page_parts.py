@@ -186,9 +186,7 @@ TWO_FRAMES = (
 )
 
 
-def test_a_click_counts_where_the_list_arrives_before_its_release(
-    browser, server, patient
-):
+def test_a_click_counts_if_a_list_arrives_before_its_release(browser, server, patient):
     """The cards are replaced after it, and show what it did."""
     with page_of(browser, server) as page:
         drop(page, "#drop", {"a.png": image("red", 70, 120)})

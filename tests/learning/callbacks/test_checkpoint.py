@@ -41,9 +41,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_count_only_where_the_run_goes_on_inside_the_task(
-    kind, tmp_path, monkeypatch
-):
+def test_they_count_only_where_a_run_goes_on_inside_a_task(kind, tmp_path, monkeypatch):
     """From a checkpoint that was written inside the second task."""
     install(monkeypatch.setitem)
     path = tmp_path / "inside.ckpt"
@@ -64,9 +62,7 @@ def test_they_count_only_where_the_run_goes_on_inside_the_task(
 @pytest.mark.parametrize(
     ("name", "part"), [("_embed", "backbone"), ("finish_task", "solving")]
 )
-def test_the_part_that_limits_a_run_is_measured(
-    name, part, tmp_path, monkeypatch, watch
-):
+def test_what_limits_a_run_is_measured(name, part, tmp_path, monkeypatch, watch):
     """An hour passes at each call."""
     clock = time.perf_counter
     hours = watch(CIFNetModule, name, lambda *_, **options: 1)

@@ -102,9 +102,7 @@ def test_learning_and_evaluation_are_apart(tracker, tmp_path):
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_a_run_that_goes_on_inside_a_task_counts_what_it_took_before(
-    enabled, tracker, tmp_path, monkeypatch
-):
+def test_what_a_task_took_before_a_stop_counts(enabled, tracker, tmp_path, monkeypatch):
     """A save is a reading, too. What was not measured before the stop makes the task unknown."""
     install(monkeypatch.setitem)
     path = tmp_path / "mid.ckpt"
@@ -128,9 +126,8 @@ def test_a_run_that_goes_on_inside_a_task_counts_what_it_took_before(
     ("where", "tasks", "stops"),
     [(("init", 1), 0, 0), (("measure", 5), 1, 1), (("stop", 1), 2, 2)],
 )
-def test_a_failure_costs_the_reading_and_not_the_run(
-    where, tasks, stops, tracker, tmp_path, monkeypatch
-):
+def test_a_failure_ends_no_run(where, tasks, stops, tracker, tmp_path, monkeypatch):
+    """It costs the reading."""
     monkeypatch.setattr(tracker, "fail_at", where)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -141,7 +138,8 @@ def test_a_failure_costs_the_reading_and_not_the_run(
     energies = [row.energy_kwh for row in record.rows]
     assert energies == [111.0] * tasks + [None] * (2 - tasks)
     summary = record.summary()
-    for key in ("energy_kwh", "energy_cpu_kwh", "co2_kg", "A_K_per_kwh"):
+    sums = ("energy_kwh", "energy_cpu_kwh", "co2_kg", "A_K_per_kwh", "eval_energy_kwh")
+    for key in sums:
         assert (summary[key] is not None) == (tasks == 2), key
     assert tracker.calls["stop"] == stops
 

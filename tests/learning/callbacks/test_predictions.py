@@ -33,9 +33,7 @@ def predictions(whole: Path) -> pd.DataFrame:
     return table.assign(right=table["top_1"] == table["label"], in_top=in_top)
 
 
-def test_class_accuracies_confusions_and_predictions_agree_with_the_matrix_of_tasks(
-    whole: Path, predictions: pd.DataFrame
-) -> None:
+def test_predictions_agree_with_accuracies_and_confusions(whole, predictions):
     classes = pd.read_csv(whole / "class_accuracy.csv", dtype={"class": str})
     task_of = classes.set_index("class")["task"]
     by_task = predictions.groupby("task")["right"].mean()
@@ -58,9 +56,7 @@ def test_class_accuracies_confusions_and_predictions_agree_with_the_matrix_of_ta
     assert list(classes["test_images"]) == list(counts.sum(axis=1))
 
 
-def test_top5_is_the_share_of_images_whose_class_is_among_five(
-    whole: Path, predictions: pd.DataFrame
-) -> None:
+def test_top5_is_the_share_of_images_whose_class_is_among_five(whole, predictions):
     shares = 100 * predictions.groupby("task")["in_top"].mean().astype(float)
     shares[:2] = np.nan  # with up to five classes it says nothing
     top5 = pd.read_csv(whole / "tasks.csv")["top5"]
