@@ -66,46 +66,39 @@ def test_model_checkpoint_monitors_the_accuracy(tmp_path):
     assert len(again.record.rows) == 2
 
 
-class TestBackbone:
-    @pytest.fixture
-    def convolutional(self, monkeypatch):
-        """A network whose batch statistics and dropout would show at once if it were ever in
-        training mode.
-        """
-        torch.manual_seed(0)
-        first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5)
-        network = nn.Sequential(*first, nn.AdaptiveAvgPool2d(2), nn.Flatten())
-        built = network, 32, Preprocessing(8, mean=(0.5,) * 3, std=(0.5,) * 3)
-        known = cifnet_pl.backbones.BACKBONES
-        monkeypatch.setitem(known, "convolutional", lambda *_: built)
-        return network
-
-    def test_never_moves_and_is_not_in_the_checkpoint(self, convolutional, tmp_path):
-        before = copy.deepcopy(convolutional.state_dict())
-        learner = module(backbone="convolutional", engine="torch")
-        watcher = Watcher()
-        digest = learner.backbone.sha256
-        learner.train()
-        learner.backbone.train(True)
-        assert not any(split.training for split in learner.backbone.modules())
-        run = trainer(tmp_path, watcher)
-        run.fit(learner, datamodule=digits(max_tasks=2))
-        assert watcher.count
-        for key, value in convolutional.state_dict().items():
-            assert torch.equal(value, before[key]), key
-        shape = learner.backbone.preprocessing
-        again = cifnet_pl.backbones.Backbone("", convolutional, 32, shape)
-        assert digest == again.sha256
-        run.save_checkpoint(tmp_path / "it.ckpt")
-        content = torch.load(tmp_path / "it.ckpt", weights_only=True)
-        assert not [key for key in content["state_dict"] if "backbone" in key]
-        assert content["cifnet"]["settings"]["backbone"] == learner.backbone.sha256
-        with torch.no_grad():
-            convolutional[0].weight[0, 0, 0, 0] += 1e-3
-        other = module(backbone="convolutional", engine="torch")
-        path = tmp_path / "it.ckpt"
-        with pytest.raises(CheckpointError, match="made with backbone ="):
-            trainer(tmp_path).validate(other, datamodule=digits(), ckpt_path=path)
+def test_the_backbone_never_moves_and_is_not_in_the_checkpoint(tmp_path, monkeypatch):
+    """Its batch statistics and dropout would show at once if it were ever in training mode."""
+    torch.manual_seed(0)
+    first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5)
+    network = nn.Sequential(*first, nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    built = network, 32, Preprocessing(8, mean=(0.5,) * 3, std=(0.5,) * 3)
+    known = cifnet_pl.backbones.BACKBONES
+    monkeypatch.setitem(known, "convolutional", lambda *_: built)
+    before = copy.deepcopy(network.state_dict())
+    learner = module(backbone="convolutional", engine="torch")
+    watcher = Watcher()
+    digest = learner.backbone.sha256
+    learner.train()
+    learner.backbone.train(True)
+    assert not any(split.training for split in learner.backbone.modules())
+    run = trainer(tmp_path, watcher)
+    run.fit(learner, datamodule=digits(max_tasks=2))
+    assert watcher.count
+    for key, value in network.state_dict().items():
+        assert torch.equal(value, before[key]), key
+    shape = learner.backbone.preprocessing
+    again = cifnet_pl.backbones.Backbone("", network, 32, shape)
+    assert digest == again.sha256
+    path = tmp_path / "it.ckpt"
+    run.save_checkpoint(path)
+    content = torch.load(path, weights_only=True)
+    assert not [key for key in content["state_dict"] if "backbone" in key]
+    assert content["cifnet"]["settings"]["backbone"] == learner.backbone.sha256
+    with torch.no_grad():
+        network[0].weight[0, 0, 0, 0] += 1e-3
+    other = module(backbone="convolutional", engine="torch")
+    with pytest.raises(CheckpointError, match="made with backbone ="):
+        trainer(tmp_path).validate(other, datamodule=digits(), ckpt_path=path)
 
 
 class TestWithoutTheCommandLine:

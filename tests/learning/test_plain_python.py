@@ -4,7 +4,6 @@ import csv
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -20,9 +19,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 CODE = re.compile(r"```python\n(.*?)```", re.S)
 
 
-def run_page(text: str, folder: Path) -> dict[str, Any]:
+def run_page(text, folder):
     """Run the Python of a page in a folder; its variables."""
-    names: dict[str, Any] = {"__name__": "page"}
+    names = {"__name__": "page"}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.delenv("PL_GLOBAL_SEED", raising=False)
@@ -31,7 +30,7 @@ def run_page(text: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def page(tmp_path_factory):
     """The folder where the script of docs/start/python.md ran, and its variables."""
     folder = tmp_path_factory.mktemp("page")
     text = (DOCS / "start/python.md").read_text(encoding="utf-8")
@@ -69,21 +68,19 @@ def test_the_command_line_runs_its_configuration_again(page, tmp_path):
     assert setting_of(ours) == setting_of(theirs)
 
 
-def test_streams_and_buffers_are_in_the_configuration(tmp_path: Path):
+def test_streams_and_buffers_are_in_the_configuration(tmp_path):
     learner = module()
     learner.trainer = trainer(tmp_path)
     learner.trainer.datamodule = digits(stream=Blurry(0, 50, 3))
     result = yaml.safe_load(yaml.safe_dump(configuration(learner)))
     options = {"disjoint": 0, "blurry": 50, "seed": 3, "every": None}
-    assert result["data"]["stream"] == {
-        "class_path": "cifnet_pl.data.streams.Blurry",
-        "init_args": options,
-    }
+    stream = {"class_path": "cifnet_pl.data.streams.Blurry", "init_args": options}
+    assert result["data"]["stream"] == stream
     assert result["model"]["init_args"]["buffer"]["init_args"]["capacity"] == 300
 
 
 @pytest.mark.system
-def test_arrays_end_in_the_table_and_the_figure_of_their_page(tmp_path: Path) -> None:
+def test_arrays_end_in_the_table_and_the_figure_of_their_page(tmp_path):
     text = (DOCS / "start/first_experiment.md").read_text(encoding="utf-8")
     lines = "\n".join(CODE.findall(text)).splitlines()
     assert sum(bool(line.strip()) for line in lines) <= 40
@@ -97,7 +94,7 @@ def test_arrays_end_in_the_table_and_the_figure_of_their_page(tmp_path: Path) ->
         assert row in re.sub(" +", " ", table)
 
 
-def test_the_page_on_scikit_learn_runs(tmp_path: Path):
+def test_the_page_on_scikit_learn_runs(tmp_path):
     text = (DOCS / "how_to/scikit_learn.md").read_text(encoding="utf-8")
     names = run_page(text, tmp_path)
     assert names["model"].score(names["X"], names["y"]) > 0.95

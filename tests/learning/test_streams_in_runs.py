@@ -4,7 +4,6 @@ go on.
 
 import json
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,12 +64,12 @@ TASK_FREE = [*RIDGE, "--data.stream", "TaskFree", "--data.stream.every", "300"]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """A run of five tasks in which classes return."""
     return learned(tmp_path_factory.mktemp("whole"), *TASK_FREE)
 
 
-def test_options_of_a_stream_and_its_files(whole: Path, tmp_path: Path) -> None:
+def test_options_of_a_stream_and_its_files(whole, tmp_path):
     online = rows(whole / "prequential.csv")
     assert [row["task"] for row in online] == ["2", "3", "4", "5"]
     assert sum(int(row["samples"]) for row in online) == 1438 - 300
@@ -96,7 +95,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(whole, tmp_path):
     assert online[0] == online[1]
 
 
-def test_domains_have_an_accuracy_each(tmp_path: Path) -> None:
+def test_domains_have_an_accuracy_each(tmp_path):
     root = tmp_path / "images"
     domain_folders(root)
     options = {"source": "domains", "root": str(root), "stream": Domains()}

@@ -1,8 +1,6 @@
 """Differences of two methods against scipy and brute force, and what cannot be compared."""
 
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,9 +16,10 @@ from tests.command_line import rows as rows_of
 from tests.report.synthetic import results_of, write_run
 
 IMAGES = 400
+SEEDS = (1, 2, 3)
 
 
-def keep_predictions(run: Path, right: np.ndarray, order: np.ndarray) -> None:
+def keep_predictions(run, right, order):
     """Write predictions of two tasks; in the last, those of the images ``right`` are correct."""
     parts = []
     for task, hits in ((1, np.zeros(len(right), dtype=bool)), (2, right)):
@@ -32,11 +31,11 @@ def keep_predictions(run: Path, right: np.ndarray, order: np.ndarray) -> None:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> tuple[Path, dict[tuple[str, int], np.ndarray]]:
+def runs(tmp_path):
     draw = np.random.default_rng(0)
     right = {}
     for head, share in (("CIFNetHead", 0.60), ("RidgeHead", 0.72)):
-        for seed in (1, 2, 3):
+        for seed in SEEDS:
             folder = tmp_path / f"{head}{seed}" / "version_0"
             answers = draw.random(IMAGES) < share
             right[head, seed] = answers
@@ -52,9 +51,7 @@ def test_differences_are_of_equal_seeds_and_images(runs, tmp_path, capsys, monke
     assert main([*words, "--compare", "Exact ridge", "CIFNet"]) == 0
     (path,) = (tmp_path / "out" / "tables").glob("comparison_*.csv")
     rows = {row["quantity"]: row for row in rows_of(path)}
-    pairs = [
-        (right["RidgeHead", seed], right["CIFNetHead", seed]) for seed in (1, 2, 3)
-    ]
+    pairs = [(right["RidgeHead", seed], right["CIFNetHead", seed]) for seed in SEEDS]
     differences = np.array([100 * (a.mean() - b.mean()) for a, b in pairs])
     over_seeds = rows["final accuracy A_K (%), over seeds"]
     assert float(over_seeds["difference"]) == pytest.approx(differences.mean())
@@ -64,7 +61,7 @@ def test_differences_are_of_equal_seeds_and_images(runs, tmp_path, capsys, monke
     assert float(over_seeds["p"]) == pytest.approx(wanted.pvalue, rel=0.05)
     both = rows["final accuracy A_K (%), over seeds and images"]
     assert float(both["95 % from"]) < differences.mean() < float(both["95 % to"])
-    for seed, (a, b) in zip((1, 2, 3), pairs, strict=True):
+    for seed, (a, b) in zip(SEEDS, pairs, strict=True):
         row = rows[f"final accuracy A_K (%), over images, seed {seed}, order {seed}"]
         assert float(row["only Exact ridge"]) == np.sum(a & ~b)
         assert float(row["only CIFNet"]) == np.sum(b & ~a)
@@ -75,12 +72,12 @@ def test_differences_are_of_equal_seeds_and_images(runs, tmp_path, capsys, monke
     assert "Comparison" in (tmp_path / "out" / "report.html").read_text()
 
 
-def frame(a: np.ndarray, b: np.ndarray) -> pd.DataFrame:
+def frame(a, b):
     """Whether two methods are right on images of one class."""
     return pd.DataFrame({"a": a, "b": b})
 
 
-def test_the_bootstrap_draws_seeds_and_images() -> None:
+def test_the_bootstrap_draws_seeds_and_images():
     draw = np.random.default_rng(0)
     frames = []
     for share in (0.70, 0.75, 0.72):
@@ -118,7 +115,7 @@ def test_what_cannot_be_compared_is_said(names, said, tmp_path):
         compare_methods(results, names)
 
 
-def test_damaged_predictions_are_named(runs) -> None:
+def test_damaged_predictions_are_named(runs):
     folder, _ = runs
     path = folder / "CIFNetHead1" / "version_0" / "predictions.parquet"
     path.write_bytes(path.read_bytes()[:200])
@@ -146,7 +143,7 @@ def test_networks_are_compared_on_the_images_that_both_have(runs, tmp_path):
     assert row["difference"] == pytest.approx(100 * gained)
 
 
-def test_runs_that_no_seed_changes_are_one_measurement(tmp_path: Path) -> None:
+def test_runs_that_no_seed_changes_are_one_measurement(tmp_path):
     """Two class orders, each with two seeds that change nothing."""
     accuracies = {("RidgeHead", 7): 93.0, ("NCMHead", 7): 77.0}
     accuracies |= {("RidgeHead", 8): 96.0, ("NCMHead", 8): 78.0}
@@ -164,18 +161,17 @@ def test_runs_that_no_seed_changes_are_one_measurement(tmp_path: Path) -> None:
     assert over_seeds["distinct pairs"] == 2
     p = stats.ttest_1samp([93.0 - 77.0, 96.0 - 78.0], 0).pvalue
     assert float(over_seeds["p"]) == pytest.approx(p, rel=0.05)
-    assert [name for name in rows.index if "images, " in name] == [
-        "final accuracy A_K (%), over images, seed 1, order 7",
-        "final accuracy A_K (%), over images, seed 1, order 8",
-    ]
+    tested = [name for name in rows.index if "images, " in name]
+    start = "final accuracy A_K (%), over images, seed 1, order"
+    assert tested == [f"{start} 7", f"{start} 8"]
     row = accuracy_table(results).values.set_index("method").loc["Exact ridge"]
     name = "CIFAR-100, 10 cls/task: A_K (%)"
     assert row[f"{name} n"] == 2
     assert row[f"{name} sd"] == pytest.approx(np.std([93.0, 96.0], ddof=1))
 
 
-def test_a_number_without_a_unit_has_three_digits(tmp_path: Path) -> None:
-    runs: list[dict[str, Any]] = [
+def test_a_number_without_a_unit_has_three_digits(tmp_path):
+    runs = [
         {"head": "RidgeHead", "about": {"metrics": {"macro_f1": 0.9148}}},
         {"head": "NCMHead", "about": {"metrics": {"macro_f1": 0.9108}}},
     ]

@@ -175,9 +175,7 @@ def client(folder, access=None, options=None, begun=None, images=None):
     workspace = Workspace(folder, begun, images=images)
     current = workspace.load(workspace.current)
     app = make_app(Service(workspace, current, options), access or Access())
-    with TestClient(
-        app, base_url="http://localhost", raise_server_exceptions=False
-    ) as made:
+    with TestClient(app, "http://localhost", raise_server_exceptions=False) as made:
         yield made
 
 

@@ -63,25 +63,39 @@ def wait_for_another_picture(page) -> None:
 
 def test_the_camera_answers_live_and_takes_images_in_a_row(browser, server):
     """Chromium's fake camera shows a green picture with a moving timer, which is learned as what it
-    is called; ten images are taken while a button is held, and stored where the camera goes away
+    is called. It counts what is stored: what goes wrong is seen above the open camera, and an old
+    answer goes. Ten images are taken while a button is held, and stored where the camera goes away
     meanwhile.
     """
-    with page_of(browser, server) as page:
+    with page_of(browser, server, "phone") as page:
         page.get_by_role("tab", name="Photos").click()
         page.get_by_role("button", name="Camera", exact=True).click()
         until(page, "document.getElementById('camera-video').videoWidth > 0")
         answer = page.locator("#camera-answer")
         expect(answer).to_have_text("This looks unlike what I learned.")
+        expect(page.locator("#camera-bars li")).to_have_count(2)
         page.locator("#camera-name").fill("timer")
-        for taken in ("1 photo stored.", "2 photos stored."):
-            page.get_by_role("button", name="Take a photo").click()
-            expect(page.locator("#camera-taken")).to_have_text(taken)
-            wait_for_another_picture(page)
+        take = page.get_by_role("button", name="Take a photo")
+        taken = page.locator("#camera-taken")
+        page.context.set_offline(True)
+        expect(answer).to_have_text("No answer")
+        take.click()
+        expect(taken).to_have_text("0 photos stored, 1 not yet.")
+        trouble = page.locator("#camera #upload-trouble")
+        expect(trouble).to_contain_text("does not answer")
+        page.context.set_offline(False)
+        expect(taken).to_have_text("1 photo stored.")
+        expect(answer).to_contain_text("unlike")
+        wait_for_another_picture(page)
+        take.click()
+        expect(taken).to_have_text("2 photos stored.")
+        wait_for_another_picture(page)
         expect(page.locator("#named")).to_have_text("2 named")
         check_looks(page, "camera")
+        page.set_viewport_size({"width": 1280, "height": 900})
         page.locator("#camera-ten").hover()
         page.mouse.down()
-        expect(page.locator("#camera-taken")).to_have_text("12 photos stored.")
+        expect(taken).to_have_text("12 photos stored.")
         page.mouse.up()
         page.locator("#camera").get_by_role("button", name="Close").click()
         until(page, "document.getElementById('camera-video').srcObject", None)
@@ -93,7 +107,6 @@ def test_the_camera_answers_live_and_takes_images_in_a_row(browser, server):
         expect(tab).to_have_text("Photos")
         page.locator("#camera-ten").focus()
         page.keyboard.down(" ")
-        taken = page.locator("#camera-taken")
         expect(taken).to_contain_text("not yet")
         page.evaluate("document.getElementById('camera-video').srcObject = null")
         expect(taken).to_have_text(re.compile(r"^\d photos? stored\.$"))

@@ -89,24 +89,6 @@ def test_only_the_bad_file_is_left_out(browser, server, monkeypatch):
         expect(said).to_contain_text("film.jpg: the file is too large")
 
 
-def test_a_camera_counts_what_is_stored(browser, server):
-    """What goes wrong is seen above the open camera, and an old answer goes."""
-    with page_of(browser, server, "phone") as page:
-        page.get_by_role("tab", name="Photos").tap()
-        page.get_by_role("button", name="Camera", exact=True).tap()
-        expect(page.locator("#camera-bars li")).to_have_count(2)
-        page.context.set_offline(True)
-        expect(page.locator("#camera-answer")).to_have_text("No answer")
-        page.get_by_role("button", name="Take a photo").tap()
-        taken = page.locator("#camera-taken")
-        expect(taken).to_have_text("0 photos stored, 1 not yet.")
-        trouble = page.locator("#camera #upload-trouble")
-        expect(trouble).to_contain_text("does not answer")
-        page.context.set_offline(False)
-        expect(taken).to_have_text("1 photo stored.")
-        expect(page.locator("#camera-answer")).to_contain_text("unlike")
-
-
 def test_two_people_at_once(browser, server, patient):
     """A class is renamed while photos wait under its name; undo and redo take back one's own change
     alone; what has the focus keeps it.

@@ -416,26 +416,24 @@ def test_a_fault_stops_nothing(http, caplog):
 
 def test_the_first_classes_are_taught_and_taken_back(tmp_path):
     """A model of no class answers with none, learns the first ones, and forgets them."""
-    for turn in range(2):
-        with client(tmp_path / "w", begun=model(())) as http:
-            if not turn:
-                sent = http.post("/classify", files=images("red", 1)).json()
-                (answer,) = sent["images"]
-                assert (answer["classes"], answer["known"]) == ([], None)
-                assert http.get("/summary").json()["classes"] == 0
-                for path in ("/versions/1/bundle", "/audit"):
-                    assert http.get(path).status_code == 409
-                files = {}
-                for name in ("red", "green"):
-                    for i in range(6):
-                        files[f"{name}/{i}.png"] = image(name, i)
-                lesson = teach(http, [("files", ("a.zip", zipped(files)))]).json()
-                assert lesson["learned"] == {"red": 6, "green": 6}
-            answer = http.post("/classify", files=images("green", 3, 500))
-            assert names_of(answer) == ["green"] * 3
-            assert http.post("/undo").json()["version"] == 1
-            assert counts(http) == {}
-            assert http.post("/redo").json()["version"] == 2
+    with client(tmp_path / "w", begun=model(())) as http:
+        (answer,) = http.post("/classify", files=images("red", 1)).json()["images"]
+        assert (answer["classes"], answer["known"]) == ([], None)
+        assert http.get("/summary").json()["classes"] == 0
+        for path in ("/versions/1/bundle", "/audit"):
+            assert http.get(path).status_code == 409
+        files = {}
+        for name in ("red", "green"):
+            for i in range(6):
+                files[f"{name}/{i}.png"] = image(name, i)
+        lesson = teach(http, [("files", ("a.zip", zipped(files)))]).json()
+        assert lesson["learned"] == {"red": 6, "green": 6}
+    with client(tmp_path / "w", begun=model(())) as http:
+        answer = http.post("/classify", files=images("green", 3, 500))
+        assert names_of(answer) == ["green"] * 3
+        assert http.post("/undo").json()["version"] == 1
+        assert counts(http) == {}
+        assert http.post("/redo").json()["version"] == 2
 
 
 def test_the_images_of_fit_are_examples_and_are_forgotten(tmp_path):

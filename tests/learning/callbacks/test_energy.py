@@ -5,7 +5,6 @@ run.
 import json
 import warnings
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import codecarbon
@@ -19,17 +18,14 @@ from tests.iterative.suite import data, install, learner, save_at
 from tests.lightning_runs import digits, module, trainer
 
 
-def part(kind: str, **values: object) -> object:
+def part(kind, **values):
     """A part of the hardware, which CodeCarbon tells by its class."""
     return type(kind, (), values)()
 
 
 GPUS = [part("NvidiaGPUDevice"), part("AMDGPUDevice")]
-HARDWARE = [
-    part("Cpu", _mode="intel_rapl"),
-    part("GPU", devices=SimpleNamespace(devices=GPUS)),
-    part("RAM"),
-]
+GPU = part("GPU", devices=SimpleNamespace(devices=GPUS))
+HARDWARE = [part("Cpu", _mode="intel_rapl"), GPU, part("RAM")]
 
 
 class Tracker:
@@ -37,7 +33,7 @@ class Tracker:
     before.
     """
 
-    fail_at: tuple[str, int] = ("never", 0)
+    fail_at = ("never", 0)
     calls: Counter[str]
     chosen: dict[str, object]
 
@@ -75,7 +71,7 @@ def tracker(monkeypatch):
     return Tracker
 
 
-def measured(folder: Path, *callbacks, made=None, fed=None, path=None, **options):
+def measured(folder, *callbacks, made=None, fed=None, path=None, **options):
     """The record of a run of two tasks; options are the monitor's."""
     made = made or module(head=RidgeHead, buffer=None)
     run = trainer(folder, EnergyMonitor(**options), *callbacks)

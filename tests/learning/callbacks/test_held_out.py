@@ -1,7 +1,6 @@
 """Refit on all images: held-out images are learned after the last evaluation, by a copy."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,12 +20,12 @@ RIDGE = ["--model.head", "RidgeHead"]
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     """Ten images of each class, of which a run holds out two."""
     return make_images(tmp_path_factory.mktemp("images"), NAMES, 10)
 
 
-def run(logs: Path, images: Path, *options: str) -> Path:
+def run(logs, images, *options):
     return learned(logs, *OPTIONS, *RIDGE, "--data.root", str(images), *options)
 
 

@@ -3,7 +3,6 @@ processes.
 """
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,13 +18,13 @@ KEEP = ["--predictions.every_task", "true"]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """A run of five tasks that was never interrupted."""
     return learned(tmp_path_factory.mktemp("whole"), *KEEP, "--data.class_order", "1")
 
 
 @pytest.fixture(scope="module")
-def predictions(whole: Path) -> pd.DataFrame:
+def predictions(whole):
     """All predictions of that run, and whether each is right."""
     table = pd.read_parquet(whole / "predictions.parquet")
     top = table[[f"top_{k}" for k in range(1, 6)]]
@@ -69,7 +68,7 @@ def test_top5_is_the_share_of_images_whose_class_is_among_five(whole, prediction
     assert first["probability_1"] >= first["probability_2"]
 
 
-def test_an_interrupted_run_has_the_same_files(whole: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_has_the_same_files(whole, tmp_path):
     options = [*KEEP, "--data.class_order", "1"]
     run = learned(tmp_path, *options, "--data.max_tasks", "2")
     assert (run / "confusion.csv").is_file()
@@ -85,7 +84,7 @@ def test_an_interrupted_run_has_the_same_files(whole: Path, tmp_path: Path) -> N
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-def test_the_table_is_what_the_stored_head_gives(tmp_path: Path) -> None:
+def test_the_table_is_what_the_stored_head_gives(tmp_path):
     learner = module()
     callbacks = [TaskMetrics(), ActivationTable()]
     logger = CSVLogger(tmp_path, "", "")
