@@ -262,18 +262,18 @@ def test_a_process_that_meets_nobody_ends_with_a_sentence(patience, joins, tmp_p
     assert "GLOO_SOCKET_IFNAME" in said
 
 
-class TestStrategies:
-    @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook"])
-    def test_whose_results_would_be_lost_are_refused(self, strategy, tmp_path, capsys):
-        words = ["--trainer.strategy", strategy, "--trainer.accelerator", "cpu"]
-        assert_ends(fit(tmp_path, *words), 2, "use auto or ddp", capsys)
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook"])
+def test_strategies_whose_results_would_be_lost_are_refused(strategy, tmp_path, capsys):
+    words = ["--trainer.strategy", strategy, "--trainer.accelerator", "cpu"]
+    assert_ends(fit(tmp_path, *words), 2, "use auto or ddp", capsys)
 
-    def test_of_a_trainer_that_was_not_made_by_the_command_line(self):
-        quiet = {"accelerator": "cpu", "logger": False}
-        check_trainer(Trainer(devices=1, **quiet))
-        check_trainer(Trainer(devices=2, strategy=StatisticsDDPStrategy(), **quiet))
-        with pytest.raises(UsageError, match="does not add up"):
-            check_trainer(Trainer(devices=2, strategy=DDPStrategy(), **quiet))
-        for limit in ("limit_train_batches", "limit_val_batches"):
-            with pytest.raises(UsageError, match=f"{limit} is 0"):
-                check_trainer(Trainer(devices=1, **quiet, **{limit: 0}))
+
+def test_trainers_that_the_command_line_did_not_make():
+    quiet = {"accelerator": "cpu", "logger": False}
+    check_trainer(Trainer(devices=1, **quiet))
+    check_trainer(Trainer(devices=2, strategy=StatisticsDDPStrategy(), **quiet))
+    with pytest.raises(UsageError, match="does not add up"):
+        check_trainer(Trainer(devices=2, strategy=DDPStrategy(), **quiet))
+    for limit in ("limit_train_batches", "limit_val_batches"):
+        with pytest.raises(UsageError, match=f"{limit} is 0"):
+            check_trainer(Trainer(devices=1, **quiet, **{limit: 0}))

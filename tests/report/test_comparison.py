@@ -72,16 +72,12 @@ def test_differences_are_of_equal_seeds_and_images(runs, tmp_path, capsys, monke
     assert "Comparison" in (tmp_path / "out" / "report.html").read_text()
 
 
-def frame(a, b):
-    """Whether two methods are right on images of one class."""
-    return pd.DataFrame({"a": a, "b": b})
-
-
 def test_the_bootstrap_draws_seeds_and_images():
     draw = np.random.default_rng(0)
     frames = []
     for share in (0.70, 0.75, 0.72):
-        frames.append(frame(draw.random(300) < share, draw.random(300) < 0.66))
+        right = {"a": draw.random(300) < share, "b": draw.random(300) < 0.66}
+        frames.append(pd.DataFrame(right))
     interval = bootstrap_interval(frames)
     difference = np.array([100.0 * f["a"] - 100.0 * f["b"] for f in frames])
     means = []
@@ -95,7 +91,7 @@ def test_the_bootstrap_draws_seeds_and_images():
     alike = bootstrap_interval([frames[0]] * 4)
     alone = bootstrap_interval([frames[0]])
     assert np.ptp(alike) == pytest.approx(np.ptp(alone), rel=0.05)
-    other = frame(np.ones(50, dtype=bool), np.zeros(50, dtype=bool))
+    other = pd.DataFrame({"a": [True] * 50, "b": [False] * 50})
     other.index += 300  # images that the first seed was not tested on
     assert bootstrap_interval([frames[0], other])[1] <= 100
 

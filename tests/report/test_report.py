@@ -75,7 +75,7 @@ def written(runs, sections, tmp_path_factory):
     output = tmp_path_factory.mktemp("report") / "out"
     words = ["report", str(runs), "--output", str(output)]
     with pytest.MonkeyPatch.context() as patch:
-        small = {name: sections[name] for name in ("Buffer", "Other settings")}
+        small = {"Buffer": sections["Buffer"]}
         patch.setattr("cifnet_pl.report.figures.all_pictures", lambda _: small)
         assert main([*words, "--external", str(runs / "external.csv")]) == 0
     return output
@@ -86,7 +86,7 @@ def test_every_figure_of_the_paper_is_drawn(written, pictures, sections):
     assert len(sections) == 6
     for suffix in ("png", "svg"):
         names = {path.stem for path in (written / "figures").glob(f"*.{suffix}")}
-        assert names == {"buffer_size", "by_head_ridge"}
+        assert names == {"buffer_size"}
 
 
 def test_measured_external_and_published_rows_stand_beside_each_other(written):
@@ -172,8 +172,7 @@ def test_an_earlier_report_is_replaced_only_if_asked(tmp_path, capsys, monkeypat
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "home"
-    data = {"source": "digits"}  # of which the paper has no numbers
-    write_run(home / "e" / "version_0", tasks=1, kwh=None, data=data)
+    write_run(home / "e" / "version_0", tasks=1, kwh=None)
     (home / "README.md").write_text("about the runs")
     words = ["report", "~/e", "~/README.md", "--output=~/out"]
     left_out = f"Left out: {home / 'README.md'} is a file, not a folder of runs"

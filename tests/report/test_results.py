@@ -115,11 +115,9 @@ def test_two_buffers_beside_a_reference_without_any(tmp_path):
     runs += [{"buffer": None, "classes": c} for c in (2, 5, 10)]
     measured = results_of(tmp_path, *runs).measured
     same = measured[measured["protocol"] == "2"]
-    assert sorted(same["label"]) == [
-        "CIFNet, no buffer",
-        "CIFNet, with buffer",
-        "CIFNet, with buffer, buffer 300",
-    ]
+    with_buffer = "CIFNet, with buffer"
+    labels = ["CIFNet, no buffer", with_buffer, f"{with_buffer}, buffer 300"]
+    assert sorted(same["label"]) == labels
 
 
 def test_the_default_is_the_reference_of_a_pure_sweep(tmp_path):
@@ -162,18 +160,14 @@ def test_settings_with_one_name_are_told_apart(tmp_path):
     ]
 
 
-def trained(seed, memory_rate):
-    """A run of FOSTER: its options, the seed among them, are those of the model itself."""
+def test_seeds_of_a_trained_method_are_one_row(tmp_path):
+    """Its options, the seed among them, are those of the model itself."""
     own = {"head": "FOSTERModule", "head_settings": None, "buffer_settings": None}
     own |= {"title": title_of(FOSTERModule), "defaults": defaults_of(FOSTERModule)}
-    given = {"backbone": "b", "seed": seed, "memory_rate": memory_rate}
-    return {"seed": seed, "about": own, "model": {"init_args": given}}
-
-
-def test_seeds_of_a_trained_method_are_one_row(tmp_path):
-    rates = [0.5, 0.5, None, None]
-    seeds = [1, 2, 1, 2]
-    runs = [trained(*pair) for pair in zip(seeds, rates, strict=True)]
+    runs = []
+    for seed, rate in ((1, 0.5), (2, 0.5), (1, None), (2, None)):
+        given = {"backbone": "b", "seed": seed, "memory_rate": rate}
+        runs.append({"seed": seed, "about": own, "model": {"init_args": given}})
     rows = {"FOSTER": ["1", "2"], "FOSTER, memory rate 0.5": ["1", "2"]}
     assert seeds_by_label(results_of(tmp_path, *runs)) == rows
 

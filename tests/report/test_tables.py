@@ -20,16 +20,14 @@ from tests.report.synthetic import SOURCE, results_of
 
 HERE = {"machine": "some CPU", "git_commit": "0123456789abcdef+changes"}
 SETTING = "digits, 10 cls/task"
-CACHED = {**HERE, "cached_images": 900}
-WIDE = {"head": "ACILHead", "head_options": {"width": 256}}
 NARROW = {"head": "ACILHead", "head_options": {"width": 64}}
 RUNS = [
     {"seed": 1, "first": 89.0, "minutes": 1, "kwh": 0.06},
     {"seed": 2, "first": 90.0, "minutes": 2, "kwh": 0.08},
-    {"seed": 3, "first": 91.0, "minutes": 4, "about": CACHED},
+    {"seed": 3, "first": 91.0, "minutes": 4, "about": {**HERE, "cached_images": 900}},
     {"head": "RidgeHead", "seed": 1, "first": 92.3},
     {"head": "RidgeHead", "seed": 2, "first": 92.7, "about": {"machine": "a server"}},
-    {**WIDE, "seed": 1, "first": 95.2},
+    {"head": "ACILHead", "head_options": {"width": 256}, "seed": 1, "first": 95.2},
     {**NARROW, "seed": 1, "first": 85.0},
     {**NARROW, "seed": 2, "first": 87.0},
     {"head": "NCMHead", "first": 71.1, "kwh": None, "buffer": None},
@@ -40,8 +38,6 @@ EXTERNAL = """method,seed,task,A_k,seconds,kWh
 "Other, tuned",2,1,77,1500,0.005
 Energy alone,1,,,,0.02
 """
-Row = dict[str, str]
-Rows = dict[str, list[Row]]
 
 
 def rows_of(table):

@@ -19,8 +19,7 @@ from cifnet_pl.serving import gate
 from cifnet_pl.serving import service as teaching
 from cifnet_pl.serving.answering import ServiceOptions
 from cifnet_pl.serving.gate import HEADERS, Access, Limits
-from cifnet_pl.serving.service import REMEMBERED_CHANGES, Service
-from cifnet_pl.serving.workspace import Workspace
+from cifnet_pl.serving.service import REMEMBERED_CHANGES
 from tests.serving.services import (
     PATIENCE,
     assert_same_model,
@@ -98,17 +97,13 @@ def test_unknown_images_and_prediction_sets(http):
 
 def test_a_head_that_can_neither_promise_nor_take_more_says_so(tmp_path):
     """Its answers have no novelty; its reason is a conflict."""
-    made = model(head=LogisticHead)
-    service = Service(Workspace(tmp_path / "w", made), made)
-    scored = service.answering.submit(image("red", 1)).result()
-    answer = scored.answer("a", 1)
-    promises = (answer.known, answer.novelty, answer.p_value, answer.prediction_set)
-    assert promises == (None,) * 4
-    arrived = service.inbox.receive([("a.png", BytesIO(image("red", 400)))]).images
-    job = service.submit("learn", service.learn, dict.fromkeys(arrived, "red"))
-    job.end.result()
-    assert (job.status, "cannot add images to class" in job.error) == (409, True)
-    service.close()
+    with client(tmp_path / "w", begun=model(head=LogisticHead)) as http:
+        (answer,) = http.post("/classify", files=images("red", 1)).json()["images"]
+        promises = ("known", "novelty", "p_value", "prediction_set")
+        assert [answer[name] for name in promises] == [None] * 4
+        refused = teach(http, images("red", 1, 400), "red")
+        assert refused.status_code == 409
+        assert "cannot add images to class" in refused.json()["error"]
 
 
 # ---------------------------------------------------------------------- teach

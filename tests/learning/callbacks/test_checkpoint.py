@@ -2,6 +2,7 @@
 
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,12 +20,9 @@ def test_minutes_lie_between_checkpoints(tmp_path, monkeypatch):
     seconds = SimpleNamespace(monotonic=lambda: clock.seconds)
     monkeypatch.setattr(checkpoint, "time", seconds)
     saved = []
-    run = SimpleNamespace(
-        loggers=["a logger"],
-        log_dir=tmp_path,
-        strategy=SimpleNamespace(broadcast=lambda due: due),
-        save_checkpoint=lambda path, weights_only: saved.append(clock.seconds),
-    )
+    run = Mock(loggers=["a logger"], log_dir=tmp_path)
+    run.strategy.broadcast = lambda due: due
+    run.save_checkpoint = lambda path, weights_only: saved.append(clock.seconds)
     saves = SimpleNamespace(can_resume_inside_task=True)
     callback = TaskCheckpoint(every_minutes=2)
     for second in range(300):  # a batch each second

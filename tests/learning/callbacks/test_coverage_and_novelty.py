@@ -15,11 +15,8 @@ from tests.lightning_runs import digits, fitted
 
 COLUMNS = ["set_size", "set_coverage"]
 COLUMNS += ["known_rejected", "unknown_auroc", "unknown_fpr95"]
-TAGS = {
-    "prediction_sets/size": "set_size",
-    "unknown/auroc": "unknown_auroc",
-    "unknown/fpr95": "unknown_fpr95",
-}
+TAGS = {"prediction_sets/size": "set_size"}
+TAGS |= {"unknown/auroc": "unknown_auroc", "unknown/fpr95": "unknown_fpr95"}
 RIDGE = ["--model.head", "RidgeHead", "--data.max_tasks", "2"]
 
 

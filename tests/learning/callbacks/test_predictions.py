@@ -14,13 +14,13 @@ from cifnet_pl.learning.callbacks import ActivationTable, TaskMetrics
 from tests.command_line import fit, learned
 from tests.lightning_runs import digits, module, trainer
 
-KEEP = ["--predictions.every_task", "true"]
+KEEP = ["--predictions.every_task", "true", "--data.class_order", "1"]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run of five tasks that was never interrupted."""
-    return learned(tmp_path_factory.mktemp("whole"), *KEEP, "--data.class_order", "1")
+    return learned(tmp_path_factory.mktemp("whole"), *KEEP)
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +69,12 @@ def test_top5_is_the_share_of_images_whose_class_is_among_five(whole, prediction
 
 
 def test_an_interrupted_run_has_the_same_files(whole, tmp_path):
-    options = [*KEEP, "--data.class_order", "1"]
-    run = learned(tmp_path, *options, "--data.max_tasks", "2")
+    run = learned(tmp_path, *KEEP, "--data.max_tasks", "2")
     assert (run / "confusion.csv").is_file()
     # What a kill before the end of the run leaves.
     for name in ("summary.json", "confusion.png"):
         (run / name).unlink()
-    assert fit(tmp_path, *options, "--ckpt_path", "last") == 0
+    assert fit(tmp_path, *KEEP, "--ckpt_path", "last") == 0
     assert (run / "confusion.png").is_file()
     files = (whole / "predictions.parquet").iterdir()
     tables = [file.relative_to(whole) for file in files]
