@@ -140,9 +140,9 @@ def learned_once(names, head):
     return made
 
 
-def class_folders(root, **colours):
+def class_folders(root, **classes):
     """Images in a folder for each class."""
-    for name, contents in colours.items():
+    for name, contents in classes.items():
         (root / name).mkdir(parents=True)
         for number, content in enumerate(contents):
             (root / name / f"{number}.png").write_bytes(content)
