@@ -166,7 +166,6 @@ def test_a_head_that_cannot_be_expressed_says_so(monkeypatch: pytest.MonkeyPatch
         learned("ncm").to_onnx()
 
 
-@pytest.mark.system
 def test_the_check_would_notice():
     """Another model's graph does not pass."""
     content, _ = learned("ridge").to_onnx()

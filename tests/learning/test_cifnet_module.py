@@ -59,110 +59,100 @@ def test_model_checkpoint_monitors_the_accuracy(tmp_path):
     accuracies = [row.A_k for row in learner.record.rows]
     assert float(best.best_model_score) == pytest.approx(max(accuracies))
     assert float(run.callback_metrics["A_k"]) == pytest.approx(accuracies[-1])
-    # The checkpoint can be gone on from.
-    again = module()
-    path = best.best_model_path
-    trainer(tmp_path).fit(again, datamodule=digits(max_tasks=2), ckpt_path=path)
-    assert len(again.record.rows) == 2
 
 
-class TestBackbone:
-    @pytest.fixture
-    def convolutional(self, monkeypatch):
-        """A network whose batch statistics and dropout would show at once if it were ever in
-        training mode.
-        """
-        torch.manual_seed(0)
-        first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5)
-        network = nn.Sequential(*first, nn.AdaptiveAvgPool2d(2), nn.Flatten())
-        built = network, 32, Preprocessing(8, mean=(0.5,) * 3, std=(0.5,) * 3)
-        known = cifnet_pl.backbones.BACKBONES
-        monkeypatch.setitem(known, "convolutional", lambda *_: built)
-        return network
-
-    def test_never_moves_and_is_not_in_the_checkpoint(self, convolutional, tmp_path):
-        before = copy.deepcopy(convolutional.state_dict())
-        learner = module(backbone="convolutional", engine="torch")
-        watcher = Watcher()
-        digest = learner.backbone.sha256
-        learner.train()
-        learner.backbone.train(True)
-        assert not any(split.training for split in learner.backbone.modules())
-        run = trainer(tmp_path, watcher)
-        run.fit(learner, datamodule=digits(max_tasks=2))
-        assert watcher.count
-        for key, value in convolutional.state_dict().items():
-            assert torch.equal(value, before[key]), key
-        shape = learner.backbone.preprocessing
-        again = cifnet_pl.backbones.Backbone("", convolutional, 32, shape)
-        assert digest == again.sha256
-        run.save_checkpoint(tmp_path / "it.ckpt")
-        content = torch.load(tmp_path / "it.ckpt", weights_only=True)
-        assert not [key for key in content["state_dict"] if "backbone" in key]
-        assert content["cifnet"]["settings"]["backbone"] == learner.backbone.sha256
-        with torch.no_grad():
-            convolutional[0].weight[0, 0, 0, 0] += 1e-3
-        other = module(backbone="convolutional", engine="torch")
-        path = tmp_path / "it.ckpt"
-        with pytest.raises(CheckpointError, match="made with backbone ="):
-            trainer(tmp_path).validate(other, datamodule=digits(), ckpt_path=path)
+def test_the_backbone_never_moves_and_is_not_in_the_checkpoint(tmp_path, monkeypatch):
+    """Its batch statistics and dropout would show at once if it were ever in training mode."""
+    torch.manual_seed(0)
+    first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5)
+    network = nn.Sequential(*first, nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    built = network, 32, Preprocessing(8, mean=(0.5,) * 3, std=(0.5,) * 3)
+    known = cifnet_pl.backbones.BACKBONES
+    monkeypatch.setitem(known, "convolutional", lambda *_: built)
+    before = copy.deepcopy(network.state_dict())
+    learner = module(backbone="convolutional", engine="torch")
+    watcher = Watcher()
+    digest = learner.backbone.sha256
+    learner.train()
+    learner.backbone.train(True)
+    assert not any(split.training for split in learner.backbone.modules())
+    run = trainer(tmp_path, watcher)
+    run.fit(learner, datamodule=digits(max_tasks=2))
+    assert watcher.count
+    for key, value in network.state_dict().items():
+        assert torch.equal(value, before[key]), key
+    shape = learner.backbone.preprocessing
+    again = cifnet_pl.backbones.Backbone("", network, 32, shape)
+    assert digest == again.sha256
+    path = tmp_path / "it.ckpt"
+    run.save_checkpoint(path)
+    content = torch.load(path, weights_only=True)
+    assert not [key for key in content["state_dict"] if "backbone" in key]
+    assert content["cifnet"]["settings"]["backbone"] == learner.backbone.sha256
+    with torch.no_grad():
+        network[0].weight[0, 0, 0, 0] += 1e-3
+    other = module(backbone="convolutional", engine="torch")
+    with pytest.raises(CheckpointError, match="made with backbone ="):
+        trainer(tmp_path).validate(other, datamodule=digits(), ckpt_path=path)
 
 
-class TestWithoutTheCommandLine:
-    def test_defaults_of_the_trainer_are_put_right(self, tmp_path, caplog):
-        learner = module(head=RidgeHead, buffer=None)
-        data = digits(max_tasks=2)
-        wrong = {"num_sanity_val_steps": 2, "check_val_every_n_epoch": 1}
-        run = trainer(tmp_path, max_epochs=1, **wrong)
-        run.fit(learner, datamodule=data)
-        assert "max_epochs is 1, but" in caplog.text
-        assert len(learner.learned_tasks) == 2
-        learned = learner.evaluation
-        run.validate(learner, datamodule=data, verbose=False)
-        assert learner.evaluation.task_accuracy == learned.task_accuracy
+def test_defaults_of_the_trainer_are_put_right(tmp_path, caplog):
+    learner = module(head=RidgeHead, buffer=None)
+    data = digits(max_tasks=2)
+    wrong = {"num_sanity_val_steps": 2, "check_val_every_n_epoch": 1}
+    run = trainer(tmp_path, max_epochs=1, **wrong)
+    run.fit(learner, datamodule=data)
+    assert "max_epochs is 1, but" in caplog.text
+    assert len(learner.learned_tasks) == 2
+    learned = learner.evaluation
+    run.validate(learner, datamodule=data, verbose=False)
+    assert learner.evaluation.task_accuracy == learned.task_accuracy
 
-    def test_a_second_fit_learns_what_is_left(self, tmp_path):
-        whole = fitted(tmp_path, digits(max_tasks=3))
-        learner = fitted(tmp_path, digits(max_tasks=2))
-        run = trainer(tmp_path)
-        run.fit(learner, datamodule=digits(max_tasks=3))
-        assert run.global_step == run.current_epoch == 3
-        assert learner.class_names == whole.class_names
-        for key, value in learner.state_dict().items():
-            assert torch.equal(value, whole.state_dict()[key]), key
-        assert [row.task for row in learner.record.rows] == [1, 2, 3]
 
-    def test_evaluation_before_any_task(self, tmp_path):
-        with pytest.raises(UsageError, match="nothing is learned yet"):
-            trainer(tmp_path).validate(module(), datamodule=digits(), verbose=False)
+def test_a_second_fit_learns_what_is_left(tmp_path):
+    whole = fitted(tmp_path, digits(max_tasks=3))
+    learner = fitted(tmp_path, digits(max_tasks=2))
+    run = trainer(tmp_path)
+    run.fit(learner, datamodule=digits(max_tasks=3))
+    assert run.global_step == run.current_epoch == 3
+    assert learner.class_names == whole.class_names
+    for key, value in learner.state_dict().items():
+        assert torch.equal(value, whole.state_dict()[key]), key
+    assert [row.task for row in learner.record.rows] == [1, 2, 3]
 
-    def test_a_run_is_this_loop(self, tmp_path):
-        """The paper's Algorithm 1 in plain torch, with the same images."""
-        data = digits(class_order=3, batch_size=50, max_tasks=3)
-        learner = fitted(tmp_path, data)
-        head = CIFNetHead(192)
-        buffer = CalibrationBuffer(300)
-        images = data.source.train
-        for task, names in enumerate(learner.learned_tasks):
-            positions = [data.source.class_names.index(name) for name in names]
-            labels = {position: 2 * task + i for i, position in enumerate(positions)}
-            rows = np.concatenate([images.rows_of[position] for position in labels])
-            pixels = np.stack([images.image(row).square(8) for row in rows])
-            z = learner.backbone(torch.from_numpy(pixels).permute(0, 3, 1, 2))
-            y = torch.tensor([labels[int(images.labels[row])] for row in rows])
-            head.begin_task(list(labels.values()))
-            head.observe(z, y)
-            buffer.add(z, y, torch.tensor(images.hashes(rows)))
-            past, y = buffer.items()
-            if task:
-                counts = head.class_counts()
-                most = max(counts[label] for label in labels.values())
-                head.observe_past(past, y, buffer.oversampling(most))
-            buffer.commit()
-            head.solve()
-        for ours, theirs in ((head, learner.head), (buffer, learner.buffer)):
-            for key, value in theirs.state_dict().items():
-                assert torch.equal(value, ours.state_dict()[key]), key
+
+def test_evaluation_before_any_task(tmp_path):
+    with pytest.raises(UsageError, match="nothing is learned yet"):
+        trainer(tmp_path).validate(module(), datamodule=digits(), verbose=False)
+
+
+def test_a_run_is_this_loop(tmp_path):
+    """The paper's Algorithm 1 in plain torch, with the same images."""
+    data = digits(class_order=3, batch_size=50, max_tasks=3)
+    learner = fitted(tmp_path, data)
+    head = CIFNetHead(192)
+    buffer = CalibrationBuffer(300)
+    images = data.source.train
+    for task, names in enumerate(learner.learned_tasks):
+        positions = [data.source.class_names.index(name) for name in names]
+        labels = {position: 2 * task + i for i, position in enumerate(positions)}
+        rows = np.concatenate([images.rows_of[position] for position in labels])
+        pixels = np.stack([images.image(row).square(8) for row in rows])
+        z = learner.backbone(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+        y = torch.tensor([labels[int(images.labels[row])] for row in rows])
+        head.begin_task(list(labels.values()))
+        head.observe(z, y)
+        buffer.add(z, y, torch.tensor(images.hashes(rows)))
+        past, y = buffer.items()
+        if task:
+            counts = head.class_counts()
+            most = max(counts[label] for label in labels.values())
+            head.observe_past(past, y, buffer.oversampling(most))
+        buffer.commit()
+        head.solve()
+    for ours, theirs in ((head, learner.head), (buffer, learner.buffer)):
+        for key, value in theirs.state_dict().items():
+            assert torch.equal(value, ours.state_dict()[key]), key
 
 
 def test_a_head_is_taken_as_it_is_if_it_fits(tmp_path):

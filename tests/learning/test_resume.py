@@ -5,15 +5,12 @@ import os
 import shutil
 import signal
 import zipfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 
 import cifnet_pl.learning.callbacks.task_metrics
 from cifnet_pl.__main__ import main
@@ -50,12 +47,12 @@ pytestmark = pytest.mark.usefixtures("true_fsync")
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory) -> Path:
+def reference(tmp_path_factory):
     """A run that nobody stopped."""
     return learned(tmp_path_factory.mktemp("reference"), *OPTIONS)
 
 
-def assert_same_run(run: Path, reference: Path) -> None:
+def assert_same_run(run, reference):
     assert_same_model(run, reference)
     assert measurements(run) == measurements(reference)
     matrices = [folder / "accuracy_matrix.csv" for folder in (run, reference)]
@@ -97,10 +94,10 @@ task on, are 0.
 """
 
 
-def killed_in_the_middle_of_a_file(logs: Path) -> int:
+def killed_in_the_middle_of_a_file(logs):
     save = torch.save
 
-    def half(content: Any, file: BinaryIO) -> None:
+    def half(content, file):
         file.write(b"half a checkpoint")
         file.flush()
         kill_self()
@@ -110,11 +107,11 @@ def killed_in_the_middle_of_a_file(logs: Path) -> int:
 
 
 @contextmanager
-def callbacks(*of_a_user: Callback) -> Iterator[None]:
+def callbacks(*of_a_user):
     """Within the context, runs of this process have them as ``trainer.callbacks`` gives them."""
     real = CIFNetCLI.instantiate_trainer
 
-    def instantiate(self: Any, **options: Any) -> Any:
+    def instantiate(self, **options):
         self._get(self.config_init, "trainer")["callbacks"] = [*of_a_user]
         return real(self, **options)
 
@@ -123,12 +120,12 @@ def callbacks(*of_a_user: Callback) -> Iterator[None]:
         yield
 
 
-def signalled(number: int) -> Act:
+def signalled(number):
     """A callback that sends this process a signal in its third task."""
     return Act("on_train_batch_end", 2, lambda _: os.kill(os.getpid(), number), 3)
 
 
-def asked_to_stop(logs: Path) -> int:
+def asked_to_stop(logs):
     with callbacks(signalled(signal.SIGTERM)):
         return fit(logs, *OPTIONS)
 
@@ -185,40 +182,35 @@ class TestKill:
         assert main(["validate", *FAST, "--logs", str(tmp_path), *half]) == 0
 
 
-SAVED = [
-    ("on_train_batch_end", 1, 7),
-    ("on_train_epoch_end", 1, 0),
-    ("on_validation_end", 1, 0),
-]
+SAVED = [("on_train_batch_end", 1, 7)]
+SAVED += [("on_train_epoch_end", 1, 0), ("on_validation_end", 1, 0)]
 """Hook, task and number of batches at which a callback of a user saves a run."""
 
 
 @pytest.fixture(scope="module")
-def saved(reference, tmp_path_factory) -> Path:
+def saved(reference, tmp_path_factory):
     """A folder with checkpoints of one run, each named by its moment in ``SAVED``, one with
     "weights" alone, and one of a task that was "solving" (as a signal may write it).
     """
     folder = tmp_path_factory.mktemp("saved")
 
-    def save(moment: tuple[str, int, int]) -> Act:
+    def save(moment):
         hook, task, batches = moment
         path = folder / str(moment)
         return Act(hook, task, lambda run: run.save_checkpoint(path), batches)
 
-    def save_weights(run: Any) -> None:
+    def save_weights(run):
         run.save_checkpoint(folder / "weights", weights_only=True)
 
     weights = Act("on_validation_end", 2, save_weights)
     trainers = []
 
-    def solving() -> None:
+    def solving():
         trainers[0].save_checkpoint(folder / "solving")
 
     begun = Act("on_train_start", 0, trainers.append)
-    with (
-        callbacks(*map(save, SAVED), weights, begun),
-        pytest.MonkeyPatch.context() as p,
-    ):
+    saves = [*map(save, SAVED), weights, begun]
+    with callbacks(*saves), pytest.MonkeyPatch.context() as p:
         p.setattr(CIFNetHead, "_solve", at_call(2, CIFNetHead._solve, solving, True))
         assert_same_run(learned(tmp_path_factory.mktemp("logs"), *OPTIONS), reference)
     assert len(list(folder.iterdir())) == len(SAVED) + 2
@@ -288,9 +280,7 @@ class TestMore:
         assert_same_run(tmp_path / RUN, reference)
         assert last.stat().st_mtime_ns == before
 
-    def test_classes_that_sort_first_and_one_that_is_gone(
-        self, tmp_path, monkeypatch, capsys
-    ):
+    def test_classes_that_sort_first_and_one_gone(self, tmp_path, monkeypatch, capsys):
         images = make_images(tmp_path / "images", ["m", "n", "o", "p", "q"])
         words = f"--data.source folder --data.root {images} --data.class_order 7"
         options = [*BUFFER, *words.split()]
@@ -368,10 +358,9 @@ class TestRefused:
         content[entry.header_offset + entry.file_size // 2] ^= 0x40
         path.write_bytes(content)
         torch.load(path, weights_only=True)  # does not notice
+        run = trainer(tmp_path, TaskCheckpoint())
         with pytest.raises(CheckpointError, match="is damaged: the checksum of"):
-            trainer(tmp_path, TaskCheckpoint()).validate(
-                module(), digits(), ckpt_path=path
-            )
+            run.validate(module(), digits(), ckpt_path=path)
 
     def test_two_runs_in_one_folder(self, reference, tmp_path, capsys):
         shutil.copytree(reference, tmp_path / RUN)

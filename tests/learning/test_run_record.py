@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ from cifnet_pl.utilities.files import to_csv
 from tests.command_line import make_images, rows
 
 
-def record_of(accuracies: list[float | None], energy: float | None) -> RunRecord:
+def record_of(accuracies, energy):
     """Tasks of two classes."""
     record = RunRecord(energy={"cpu": 1.5e-4, "ram": 0.5e-4, "co2_kg": 1e-5})
     for task, accuracy in enumerate(accuracies, 1):
@@ -37,7 +36,7 @@ def record_of(accuracies: list[float | None], energy: float | None) -> RunRecord
     return record
 
 
-def test_what_was_not_measured_is_null_or_empty(tmp_path: Path) -> None:
+def test_what_was_not_measured_is_null_or_empty(tmp_path):
     record = record_of([None, None], None)
     record.class_counts = [torch.zeros(2, 2), torch.zeros(2, 4)]
     record.write_tables(tmp_path, [["a", "b"], ["c", "d"]])
@@ -53,18 +52,7 @@ def test_what_was_not_measured_is_null_or_empty(tmp_path: Path) -> None:
     assert matrix == ["task,task_1,task_2", "1,,", "2,,"]
 
 
-def test_a_sum_with_a_gap_is_a_gap() -> None:
-    record = record_of([90.0, 80.0], 1e-4)
-    record.rows[0].energy_kwh = None
-    assert record.summary()["energy_kwh"] is None
-    assert record.summary()["energy_cpu_kwh"] is None
-    assert record.summary()["A_K_per_kwh"] is None
-    assert record.summary()["eval_energy_kwh"] == pytest.approx(2e-4)
-    record.rows[1].eval_energy_kwh = None
-    assert record.summary()["eval_energy_kwh"] is None
-
-
-def test_round_trip_through_a_checkpoint() -> None:
+def test_round_trip_through_a_checkpoint():
     record = record_of([90.0, 80.0], 1e-4)
     for one in (record, record_of([None, None], None), RunRecord()):
         state = json.loads(json.dumps(one.state_dict(), allow_nan=False))
@@ -74,7 +62,7 @@ def test_round_trip_through_a_checkpoint() -> None:
     assert record.matrix[0][0] == 90.0
 
 
-def test_forward_transfer_is_the_gain_over_a_guess() -> None:
+def test_forward_transfer_is_the_gain_over_a_guess():
     seen = [PrequentialRow(2, 50, 40, 4), PrequentialRow(3, 20, 5, 5)]
     gain = RunRecord(prequential=seen).forward_transfer()
     assert gain == pytest.approx(((80 - 25) + (25 - 20)) / 2)
@@ -85,18 +73,18 @@ CELLS = st.none() | st.text(st.characters(exclude_characters="\0")) | ODD
 
 
 @given(st.lists(st.lists(CELLS, min_size=3, max_size=3), max_size=5))
-def test_csv_gives_back_every_cell(cells: list[list[str | None]]) -> None:
+def test_csv_gives_back_every_cell(cells):
     text = to_csv(["a", "b", "c"], cells)
     lines = csv.reader(io.StringIO(text, newline=""))
     result = [list(line) for line in lines]
     assert result == [["a", "b", "c"], *([cell or "" for cell in row] for row in cells)]
 
 
-def test_a_fingerprint_is_of_the_data_and_its_split(tmp_path: Path) -> None:
+def test_a_fingerprint_is_of_the_data_and_its_split(tmp_path):
     images = make_images(tmp_path / "images", ["ant", "bee"])
     copy = make_images(tmp_path / "copy", ["ant", "bee"])
 
-    def of(root: Path, **options: float) -> str:
+    def of(root, **options):
         return fingerprint(build_source("folder", SourceOptions(root, **options)))  # type: ignore[arg-type]
 
     first = of(images)
@@ -113,7 +101,7 @@ def test_a_fingerprint_is_of_the_data_and_its_split(tmp_path: Path) -> None:
     assert len(of(images)) == 16
 
 
-def test_the_machine_is_named(tmp_path: Path) -> None:
+def test_the_machine_is_named(tmp_path):
     (tmp_path / "info").write_text("processor : 0\nmodel name\t: Some  CPU @ 2.1GHz\n")
     assert machine(torch.device("cpu"), tmp_path / "nothing")["processor"]
     result = machine(torch.device("cpu"), tmp_path / "info")
@@ -122,20 +110,18 @@ def test_the_machine_is_named(tmp_path: Path) -> None:
     assert result["machine"].startswith(f"Some CPU @ 2.1GHz, {usable_cores()} core")
 
 
-def test_the_commit_is_the_packages_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_is_the_packages_own(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text("")
 
-    def git(*arguments: str) -> str:
+    def git(*arguments):
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
         command = ["git", "-C", str(tmp_path), *who, *arguments]
         return subprocess.check_output(command, text=True)
 
-    def found() -> str | None:
+    def found():
         package_commit.cache_clear()
         return package_commit(package)
 

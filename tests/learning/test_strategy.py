@@ -9,10 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -46,14 +44,14 @@ LAST = ["--ckpt_path", "last"]
 KEEP = ["--predictions.every_task", "true"]
 
 
-def of_folder(images: Path, classes: int = 1) -> list[str]:
+def of_folder(images, classes=1):
     """Options for images in class folders, with some classes a task."""
     line = f"--data.source folder --data.root {images} --data.classes_per_task"
     return [*line.split(), str(classes)]
 
 
 @contextmanager
-def reserved_port() -> Iterator[int]:
+def reserved_port():
     """A port that the system gives to no one who asks for any; whoever is told it can listen."""
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -61,23 +59,22 @@ def reserved_port() -> Iterator[int]:
         yield reserved.getsockname()[1]
 
 
-def several(count: int, folder: Path, *words: str, code: int = 0) -> str:
+def several(count, folder, *words, code=0):
     """All that processes wrote that another program started (as torchrun does), and that ended with
     ``code``.
     """
     outputs = [folder / f"output_{number}" for number in range(count)]
     with reserved_port() as port:
-        processes = [
-            start(partial(rank, number, count, port, words), output)
-            for number, output in enumerate(outputs)
-        ]
+        processes = []
+        for number, output in enumerate(outputs):
+            processes.append(start(partial(rank, number, count, port, words), output))
         codes = [ended(process) for process in processes]
     shown = "".join(output.read_text() for output in outputs)
     assert codes == [code] * count, shown
     return shown
 
 
-def rank(number: int, count: int, port: int, words: Sequence[str]) -> int:
+def rank(number, count, port, words):
     """One of the processes."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NODE_RANK="0")
     os.environ.update(WORLD_SIZE=str(count), LOCAL_RANK=str(number))
@@ -87,7 +84,7 @@ def rank(number: int, count: int, port: int, words: Sequence[str]) -> int:
     return code
 
 
-def assert_equal_models(run: Path, other: Path, tolerance: float = 1e-9) -> None:
+def assert_equal_models(run, other, tolerance=1e-9):
     """The same up to the order of a sum, or to ``tolerance`` through a network; the buffer holds
     the same samples.
     """
@@ -114,7 +111,7 @@ def assert_equal_models(run: Path, other: Path, tolerance: float = 1e-9) -> None
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> Path:
+def alone(tmp_path_factory):
     """A run of one process."""
     return learned(tmp_path_factory.mktemp("alone"), *BUFFER, *KEEP)
 
@@ -245,7 +242,7 @@ class TestSeveral:
         assert cifnet_pl.load(two).counts == cifnet_pl.load(one).counts
 
 
-def rank_alone(words: Sequence[str], patience: float, joins: bool) -> int:
+def rank_alone(words, patience, joins):
     """The first of two processes; the other one never comes, or the group waits for good."""
     strategy.MEETING_SECONDS = patience
     if joins:
@@ -265,18 +262,18 @@ def test_a_process_that_meets_nobody_ends_with_a_sentence(patience, joins, tmp_p
     assert "GLOO_SOCKET_IFNAME" in said
 
 
-class TestStrategies:
-    @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook"])
-    def test_whose_results_would_be_lost_are_refused(self, strategy, tmp_path, capsys):
-        words = ["--trainer.strategy", strategy, "--trainer.accelerator", "cpu"]
-        assert_ends(fit(tmp_path, *words), 2, "use auto or ddp", capsys)
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook"])
+def test_strategies_whose_results_would_be_lost_are_refused(strategy, tmp_path, capsys):
+    words = ["--trainer.strategy", strategy, "--trainer.accelerator", "cpu"]
+    assert_ends(fit(tmp_path, *words), 2, "use auto or ddp", capsys)
 
-    def test_of_a_trainer_that_was_not_made_by_the_command_line(self):
-        quiet = {"accelerator": "cpu", "logger": False}
-        check_trainer(Trainer(devices=1, **quiet))
-        check_trainer(Trainer(devices=2, strategy=StatisticsDDPStrategy(), **quiet))
-        with pytest.raises(UsageError, match="does not add up"):
-            check_trainer(Trainer(devices=2, strategy=DDPStrategy(), **quiet))
-        for limit in ("limit_train_batches", "limit_val_batches"):
-            with pytest.raises(UsageError, match=f"{limit} is 0"):
-                check_trainer(Trainer(devices=1, **quiet, **{limit: 0}))
+
+def test_trainers_that_the_command_line_did_not_make():
+    quiet = {"accelerator": "cpu", "logger": False}
+    check_trainer(Trainer(devices=1, **quiet))
+    check_trainer(Trainer(devices=2, strategy=StatisticsDDPStrategy(), **quiet))
+    with pytest.raises(UsageError, match="does not add up"):
+        check_trainer(Trainer(devices=2, strategy=DDPStrategy(), **quiet))
+    for limit in ("limit_train_batches", "limit_val_batches"):
+        with pytest.raises(UsageError, match=f"{limit} is 0"):
+            check_trainer(Trainer(devices=1, **quiet, **{limit: 0}))

@@ -4,15 +4,13 @@ go on.
 
 import json
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.streams import Blurry, Domains, Returning, Stream, TaskFree
+from cifnet_pl.data.streams import Blurry, Domains, Returning, TaskFree
 from cifnet_pl.heads import ACILHead, KNNHead, RidgeHead
 from cifnet_pl.iterative import FinetuneModule
 from cifnet_pl.utilities.errors import CifnetError
@@ -31,9 +29,7 @@ RIDGE = ["--model.head", "RidgeHead"]
         (Blurry(40, 30), partial(ACILHead, width=64)),
     ],
 )
-def test_what_returns_is_learned_as_if_it_had_come_at_once(
-    kind: Stream, head: Any, tmp_path: Path
-) -> None:
+def test_what_returns_is_learned_as_if_it_had_come_at_once(kind, head, tmp_path):
     learner = fitted(tmp_path, digits(stream=kind), head=head, buffer=None)
     source = learner.data.source
     images = source.train
@@ -57,9 +53,7 @@ def test_what_returns_is_learned_as_if_it_had_come_at_once(
          "FinetuneModule learns .* --data.stream Blurry"),
     ],
 )  # fmt: skip
-def test_what_cannot_says_so_before_anything_is_embedded(
-    learner: Any, stream: Stream, said: str, tmp_path: Path
-) -> None:
+def test_what_cannot_says_so_before_it_embeds(learner, stream, said, tmp_path):
     made = learner()
     with pytest.raises(CifnetError, match=said):
         trainer(tmp_path).fit(made, datamodule=digits(stream=stream))
@@ -70,12 +64,12 @@ TASK_FREE = [*RIDGE, "--data.stream", "TaskFree", "--data.stream.every", "300"]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """A run of five tasks in which classes return."""
     return learned(tmp_path_factory.mktemp("whole"), *TASK_FREE)
 
 
-def test_options_of_a_stream_and_its_files(whole: Path, tmp_path: Path) -> None:
+def test_options_of_a_stream_and_its_files(whole, tmp_path):
     online = rows(whole / "prequential.csv")
     assert [row["task"] for row in online] == ["2", "3", "4", "5"]
     assert sum(int(row["samples"]) for row in online) == 1438 - 300
@@ -92,9 +86,7 @@ def test_options_of_a_stream_and_its_files(whole: Path, tmp_path: Path) -> None:
     assert main(["export", "--model", str(whole), "--output", str(bundle)]) == 0
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_end(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_was_stopped_goes_on_to_the_same_end(whole, tmp_path):
     first = learned(tmp_path, *TASK_FREE, "--data.max_tasks", "3")
     assert fit(tmp_path, *TASK_FREE, "--ckpt_path", "last") == 0
     assert_same_model(whole, first)
@@ -103,7 +95,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(
     assert online[0] == online[1]
 
 
-def test_domains_have_an_accuracy_each(tmp_path: Path) -> None:
+def test_domains_have_an_accuracy_each(tmp_path):
     root = tmp_path / "images"
     domain_folders(root)
     options = {"source": "domains", "root": str(root), "stream": Domains()}

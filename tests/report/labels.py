@@ -5,15 +5,14 @@ import itertools
 import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from cifnet_pl.report.figures import STYLE, Picture
+from cifnet_pl.report.figures import STYLE
 
 
-def assert_labels_are_readable(picture: Picture) -> None:
+def assert_labels_are_readable(picture):
     """No two texts overlap, and none is cut off."""
     canvas = FigureCanvasAgg(picture.figure)
     with matplotlib.rc_context(STYLE):
@@ -36,7 +35,7 @@ def assert_labels_are_readable(picture: Picture) -> None:
         assert is_within, f"{picture.name}: '{name}' is cut off"
 
 
-def texts_of(figure: Figure) -> list[Text]:
+def texts_of(figure):
     """Every text that is drawn; of ticks only those within the limits of their axis."""
     ticks = set()
     shown = set()

@@ -1,8 +1,5 @@
 """Run folders in the exact format of a run, with numbers chosen by the test instead of measured."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import yaml
@@ -11,7 +8,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import HEADS
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.model.metrics import average_accuracy, forgetting
-from cifnet_pl.report.results import Results, read_results
+from cifnet_pl.report.results import read_results
 from cifnet_pl.utilities.files import write_json, write_text
 from cifnet_pl.utilities.plugins import defaults_of
 
@@ -21,24 +18,24 @@ BUFFER = defaults_of(CalibrationBuffer)
 
 
 def write_run(
-    folder: Path,
+    folder,
     *,
-    head: str = "CIFNetHead",
-    head_options: dict[str, Any] | None = None,
-    buffer: dict[str, Any] | None = BUFFER,
-    data: dict[str, Any] | None = None,
-    seed: int = 1,
-    final: float = 59.6,
-    first: float = 90.0,
-    tasks: int = 10,
-    classes: int = 10,
-    minutes: float = 1.5,
-    kwh: float | None = 0.06,
-    about: dict[str, Any] | None = None,
-    model: dict[str, Any] | None = None,
-    activations: bool = False,
-    backbone: str = "file:resnet18.pth",
-) -> Path:
+    head="CIFNetHead",
+    head_options=None,
+    buffer=BUFFER,
+    data=None,
+    seed=1,
+    final=59.6,
+    first=90.0,
+    tasks=10,
+    classes=10,
+    minutes=1.5,
+    kwh=0.06,
+    about=None,
+    model=None,
+    activations=False,
+    backbone="file:resnet18.pth",
+):
     """Write the files of one whole run that reports read."""
     options = defaults_of(HEADS[head]) | (head_options or {})
     used = None
@@ -69,7 +66,7 @@ def write_run(
             energy_source=None if kwh is None else SOURCE,
         )
         record.rows.append(row)
-    arguments: dict[str, Any] = {"backbone": backbone}
+    arguments = {"backbone": backbone}
     if backbone.startswith("file:"):
         arguments["architecture"] = "resnet18"
     given = {"source": "cifar100", "root": "data", "class_order": seed}
@@ -104,9 +101,7 @@ def write_run(
     return folder
 
 
-def results_of(
-    folder: Path, *runs: dict[str, Any], external: Path | None = None
-) -> Results:
+def results_of(folder, *runs, external=None):
     """Write runs with these options, of three tasks each unless they say otherwise."""
     for i, options in enumerate(runs):
         write_run(folder / f"e{i:02}" / "version_0", **{"tasks": 3, **options})

@@ -1,7 +1,6 @@
 """The paper's numbers, and the file of methods that were run elsewhere."""
 
 import re
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -16,7 +15,7 @@ from cifnet_pl.utilities.errors import CifnetError, UsageError
 HEADER = "method,seed,task,A_k,seconds,kWh"
 
 
-def setting(dataset: str, protocol: str, n_tasks: int, backbone: str = "file:x"):
+def setting(dataset, protocol, n_tasks, backbone="file:x"):
     """A row of a run; all settings learn 100 classes."""
     row = dict.fromkeys(SHARED_COLUMNS, "")
     row |= {"dataset": dataset, "protocol": protocol, "n_tasks": n_tasks}
@@ -29,7 +28,7 @@ FIVE = setting("CIFAR-100", "5", 20)
 IMAGES = setting("images", "10", 10)
 
 
-def test_published_rows_belong_to_their_data_and_protocol_only() -> None:
+def test_published_rows_belong_to_their_data_and_protocol_only():
     ten = {row["label"]: row for row in published_rows(CIFAR)}
     assert next(iter(ten)) == "Finetune"
     assert len(ten) == 12 + 2  # and two ablations
@@ -47,19 +46,19 @@ def test_published_rows_belong_to_their_data_and_protocol_only() -> None:
     assert published_rows({**CIFAR, "tune": ", on 0.1"}) == []
 
 
-def write(folder: Path, *lines: str) -> Path:
+def write(folder, *lines):
     path = folder / "external.csv"
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def read(folder: Path, *lines: str, settings=(CIFAR,)) -> pd.DataFrame:
+def read(folder, *lines, settings=(CIFAR,)):
     """The last row of each run of a file."""
     rows = pd.DataFrame(read_external(write(folder, *lines), pd.DataFrame(settings)))
     return rows.drop_duplicates("run", keep="last").set_index(["method", "seed"])
 
 
-def test_external_runs_with_missing_cells(tmp_path: Path) -> None:
+def test_external_runs_with_missing_cells(tmp_path):
     lines = []
     for seed in (1, 2):
         for k in range(10):
@@ -82,7 +81,7 @@ def test_external_runs_with_missing_cells(tmp_path: Path) -> None:
     assert (pod["A_K"], rows.loc["WA", ""]["A_K"]) == (71, 51.9)
 
 
-def test_external_methods_find_their_setting(tmp_path: Path) -> None:
+def test_external_methods_find_their_setting(tmp_path):
     other = setting("CIFAR-100", "10", 10, "timm:vit")
     lines = [f"DER,1,{k + 1},50,," for k in range(20)]
     rows = read(tmp_path, HEADER, *lines, settings=[CIFAR, FIVE, IMAGES])
@@ -111,12 +110,12 @@ def test_external_methods_find_their_setting(tmp_path: Path) -> None:
         ([HEADER, *(f"a,1,{k},50,," for k in range(1, 31))], "fits none"),
     ],
 )
-def test_bad_external_files_are_named(tmp_path, lines, part) -> None:
+def test_bad_external_files_are_named(tmp_path, lines, part):
     with pytest.raises(CifnetError, match=re.escape(part)):
         read_external(write(tmp_path, *lines), pd.DataFrame([CIFAR, FIVE, IMAGES]))
 
 
-def test_a_file_that_is_missing_or_of_another_encoding(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_of_another_encoding(tmp_path):
     path = tmp_path / "external.csv"
     with pytest.raises(CifnetError, match="no table of external results"):
         read_external(path, pd.DataFrame([CIFAR]))

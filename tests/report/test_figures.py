@@ -1,8 +1,5 @@
 """Figures show the numbers that they are given; costs are compared only where they can be."""
 
-from pathlib import Path
-from typing import Any
-
 import matplotlib
 import pandas as pd
 import pytest
@@ -20,7 +17,7 @@ from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import results_of
 
 
-def test_thirty_lines_differ_and_stay_within_the_axes() -> None:
+def test_thirty_lines_differ_and_stay_within_the_axes():
     index = pd.MultiIndex.from_product([[f"method {i}" for i in range(30)], [2, 4]])
     stats = pd.DataFrame({"mean": 99.0, "std": 3.0}, index=index)
     with matplotlib.rc_context(STYLE):
@@ -33,7 +30,7 @@ def test_thirty_lines_differ_and_stay_within_the_axes() -> None:
     assert len(looks) == 30
 
 
-def test_values_over_many_powers_of_ten_have_ticks_apart(tmp_path: Path) -> None:
+def test_values_over_many_powers_of_ten_have_ticks_apart(tmp_path):
     ridges = [1e-6, 1.2e-6, 0.0123, 0.015, 0.02, 0.1, 1.0, 1.3, 10.0]
     results = results_of(tmp_path, *[{"head_options": {"ridge": r}} for r in ridges])
     with matplotlib.rc_context(STYLE):
@@ -42,10 +39,10 @@ def test_values_over_many_powers_of_ten_have_ticks_apart(tmp_path: Path) -> None
     assert_labels_are_readable(picture)
 
 
-def test_areas_are_energies_and_unlike_conditions_have_panels(tmp_path: Path) -> None:
+def test_areas_are_energies_and_unlike_conditions_have_panels(tmp_path):
     """Three heads on a CPU; one of them ran with the cache and on a GPU as well."""
     cpu = {"machine": "some CPU"}
-    plan: list[dict[str, Any]] = [
+    plan = [
         {"head": "CIFNetHead", "kwh": 0.06, "about": cpu},
         {"head": "RidgeHead", "kwh": 0.03, "about": cpu},
         {"head": "NCMHead", "kwh": None, "about": cpu},
@@ -64,7 +61,7 @@ def test_areas_are_energies_and_unlike_conditions_have_panels(tmp_path: Path) ->
     assert sorted(sizes) == pytest.approx(wanted)
 
 
-def test_one_figure_of_all_methods_and_one_for_each_network(tmp_path: Path) -> None:
+def test_one_figure_of_all_methods_and_one_for_each_network(tmp_path):
     runs = [
         {"head": "CIFNetHead", "backbone": "file:a.pth"},
         {"head": "RidgeHead", "backbone": "file:a.pth"},

@@ -3,18 +3,17 @@
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.report.figures import Picture, all_pictures
+from cifnet_pl.report.figures import all_pictures
 from cifnet_pl.report.results import read_results
 from tests.command_line import assert_ends, rows
 from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
 
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS = {
     "full": {"final": 60.0, "activations": True},
     "no_buffer": {"final": 25.0, "buffer": None, "activations": True},
     "no_oversampling": {"final": 38.0, "buffer": {"oversample": False}},
@@ -22,8 +21,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "small": {"final": 50.0, "buffer": {"capacity": 200}},
     "ridge": {"final": 61.0, "head_options": {"ridge": 1.0}},
     "acil": {"final": 67.0, "head": "ACILHead", "minutes": 2.5, "kwh": 0.09},
-    "exact": {"final": 64.0, "head": "RidgeHead", "minutes": 1.1, "kwh": 0.04},
-    "sgd": {"final": 12.0, "head": "SGDHead", "kwh": None},
 }
 FIGURES = {
     "trajectory_cifar_100_10_cls_task",
@@ -38,13 +35,13 @@ FIGURES = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     for name, options in VARIANTS.items():
         for seed in (1, 2) if name in ("full", "acil") else (1,):
             write_run(root / f"{name}{seed}" / "version_0", seed=seed, **options)
     for strategy in ("random", "kmeans"):
-        more: dict[str, Any] = {"buffer": {"strategy": strategy}, "kwh": None}
+        more = {"buffer": {"strategy": strategy}, "kwh": None}
         write_run(root / strategy / "version_0", tasks=20, classes=5, **more)
     images = {"source": "folder", "root": "some/images", "image_size": 128}
     embedded = "embedded:efficientnet_lite0"
@@ -63,36 +60,36 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sections(runs: Path) -> dict[str, list[Picture]]:
+def sections(runs):
     return all_pictures(read_results([runs], runs / "external.csv"))
 
 
 @pytest.fixture(scope="module")
-def pictures(sections: dict[str, list[Picture]]) -> dict[str, Picture]:
+def pictures(sections):
     return {picture.name: picture for drawn in sections.values() for picture in drawn}
 
 
 @pytest.fixture(scope="module")
-def written(runs: Path, sections, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(runs, sections, tmp_path_factory):
     """The report of the command, with the smallest figures: rendering takes long."""
     output = tmp_path_factory.mktemp("report") / "out"
     words = ["report", str(runs), "--output", str(output)]
     with pytest.MonkeyPatch.context() as patch:
-        small = {name: sections[name] for name in ("Buffer", "Other settings")}
+        small = {"Buffer": sections["Buffer"]}
         patch.setattr("cifnet_pl.report.figures.all_pictures", lambda _: small)
         assert main([*words, "--external", str(runs / "external.csv")]) == 0
     return output
 
 
-def test_every_figure_of_the_paper_is_drawn(written: Path, pictures, sections) -> None:
+def test_every_figure_of_the_paper_is_drawn(written, pictures, sections):
     assert pictures.keys() >= FIGURES
     assert len(sections) == 6
     for suffix in ("png", "svg"):
         names = {path.stem for path in (written / "figures").glob(f"*.{suffix}")}
-        assert names == {"buffer_size", "by_head_ridge"}
+        assert names == {"buffer_size"}
 
 
-def test_measured_external_and_published_rows_stand_beside_each_other(written) -> None:
+def test_measured_external_and_published_rows_stand_beside_each_other(written):
     table = rows(written / "tables" / "accuracy.csv")
     result = {(row["method"], row["origin"]): row for row in table}
     name = "CIFAR-100, 10 cls/task: A_K (%)"
@@ -116,7 +113,7 @@ def test_measured_external_and_published_rows_stand_beside_each_other(written) -
     assert sampling["random"] == 59.26
 
 
-def test_memory_as_in_the_paper(written: Path) -> None:
+def test_memory_as_in_the_paper(written):
     kept = {}
     for row in rows(written / "tables" / "memory_cifar_100_10_cls_task.csv"):
         kept[row["method"], row["origin"]] = row
@@ -132,7 +129,7 @@ def test_memory_as_in_the_paper(written: Path) -> None:
     assert float(published["factors (M)"]) == pytest.approx(67.1, abs=0.05)
 
 
-def test_the_page_is_self_contained_and_says_what_is_missing(written: Path) -> None:
+def test_the_page_is_self_contained_and_says_what_is_missing(written):
     page = (written / "report.html").read_text()
     sources = re.findall(r'(?:src|href)\s*=\s*"([^"]{0,30})', page)
     assert sources
@@ -147,26 +144,26 @@ def test_the_page_is_self_contained_and_says_what_is_missing(written: Path) -> N
     assert linked == set(re.findall(r'<h2 id="([^"]+)"', page))
 
 
-def test_letters_are_legible_half_a_page_wide(pictures: dict[str, Picture]) -> None:
+def test_letters_are_legible_half_a_page_wide(pictures):
     for name in FIGURES:
         assert_labels_are_readable(pictures[name])
         assert pictures[name].figure.get_figwidth() <= 6.5
 
 
-def test_activations_above_the_diagonal_are_said(pictures) -> None:
+def test_activations_above_the_diagonal_are_said(pictures):
     picture = pictures["calibration_cifar_100_10_cls_task_cifnet"]
     for axes, later in zip(picture.figure.axes[:2], (70, 10), strict=True):
         assert axes.get_title().endswith(f"above the diagonal: {later} %")
 
 
-def test_nothing_to_report(tmp_path: Path, runs: Path, capsys) -> None:
+def test_nothing_to_report(tmp_path, runs, capsys):
     words = ["report", str(runs / "half"), "--output", str(tmp_path / "out")]
     assert_ends(main(words), 1, "no finished run in", capsys)
     assert main(["report", str(tmp_path / "none")]) == 2
     assert not (tmp_path / "out").exists()
 
 
-def content(folder: Path) -> dict[str, bytes]:
+def content(folder):
     return {path.name: path.read_bytes() for path in folder.rglob("*.*")}
 
 

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -11,19 +10,19 @@ import yaml
 from cifnet_pl import iterative
 from cifnet_pl.heads import HEADS
 from cifnet_pl.iterative import FOSTERModule
-from cifnet_pl.report.results import JOINT, METHODS, Results, read_results, warnings
+from cifnet_pl.report.results import JOINT, METHODS, read_results, warnings
 from cifnet_pl.report.tables import settings_table
 from cifnet_pl.utilities.plugins import defaults_of, title_of
 from tests.report.synthetic import results_of, write_run
 
 
-def seeds_by_label(results: Results) -> dict[str, list[str]]:
+def seeds_by_label(results):
     """Label of each configuration → its seeds, in the order of tables."""
     groups = results.measured.groupby(["setting", "label"], sort=False)
     return {label: list(rows["seed"]) for (_, label), rows in groups}
 
 
-def test_the_table_has_a_row_for_each_run_and_task(tmp_path: Path) -> None:
+def test_the_table_has_a_row_for_each_run_and_task(tmp_path):
     table = results_of(tmp_path, {"seed": 1}, {"seed": 2}).table
     for run, rows in table[table["origin"] == "measured"].groupby("run"):
         tasks = pd.read_csv(Path(run) / "tasks.csv")
@@ -32,7 +31,7 @@ def test_the_table_has_a_row_for_each_run_and_task(tmp_path: Path) -> None:
         assert list(rows["A_K"]) == [tasks["A_k"].iloc[-1]] * 3
 
 
-def test_the_same_data_in_another_folder_is_the_same_setting(tmp_path: Path) -> None:
+def test_the_same_data_in_another_folder_is_the_same_setting(tmp_path):
     """As on a second machine; images that differ, in folders of one name, stay apart."""
     roots = ["/a/images", "/b/photos", "/c/images", "/d/images"]
     marks = ["aa", "aa", "cc", None]
@@ -42,15 +41,12 @@ def test_the_same_data_in_another_folder_is_the_same_setting(tmp_path: Path) -> 
         about = {"data_fingerprint": mark}
         options.append({"seed": seed, "data": data, "about": about})
     measured = results_of(tmp_path, *options).measured
-    found = measured.groupby(["dataset", "root"])["seed"].agg(list).to_dict()
-    assert found == {
-        ("images", "/a/images"): ["1", "2"],
-        ("images", "/c/images"): ["3"],
-        ("images", "/d/images"): ["4"],
-    }
+    found = measured.groupby("root")["seed"].agg(list).to_dict()
+    assert found == {"/a/images": ["1", "2"], "/c/images": ["3"], "/d/images": ["4"]}
+    assert set(measured["dataset"]) == {"images"}
 
 
-def test_what_is_no_part_of_a_configuration(tmp_path: Path) -> None:
+def test_what_is_no_part_of_a_configuration(tmp_path):
     """Defaults that a run did not write, class orders, caches, and how a run was watched."""
     options = [
         {"seed": 1, "data": {"split_seed": 0, "options": None}},
@@ -69,8 +65,8 @@ def test_what_is_no_part_of_a_configuration(tmp_path: Path) -> None:
         assert seeds == {"CIFNet": ["1", "2", "3"], "CIFNet, split seed 1": ["4"]}
 
 
-def test_every_other_setting_makes_another_row(tmp_path: Path) -> None:
-    others: list[dict[str, Any]] = [
+def test_every_other_setting_makes_another_row(tmp_path):
+    others = [
         {},
         {"data": {"batch_size": 32}},
         {"data": {"image_size": 128}},
@@ -81,16 +77,16 @@ def test_every_other_setting_makes_another_row(tmp_path: Path) -> None:
     assert len(results.measured.drop_duplicates(["setting", "label"])) == len(others)
 
 
-def test_the_same_seed_twice_counts_once(tmp_path: Path) -> None:
+def test_the_same_seed_twice_counts_once(tmp_path):
     results = results_of(tmp_path, {"final": 40.0}, {"final": 50.0})
     assert list(results.measured["A_K"]) == pytest.approx([50.0])
     (sentence,) = results.left_out
     assert "e00/version_0: a later run of the same configuration" in sentence
 
 
-def test_variants_are_named_by_what_they_change(tmp_path: Path) -> None:
+def test_variants_are_named_by_what_they_change(tmp_path):
     changes = {"head_options": {"ridge": 10.0}, "buffer": {"capacity": 200}}
-    runs: dict[str, dict[str, Any]] = {
+    runs = {
         "CIFNet": {},
         "CIFNet, no buffer": {"buffer": None},
         "CIFNet, buffer 500": {"buffer": {"capacity": 500}},
@@ -114,19 +110,17 @@ def test_variants_are_named_by_what_they_change(tmp_path: Path) -> None:
     assert results.other_keys() == ["head.ridge"]
 
 
-def test_two_buffers_beside_a_reference_without_any(tmp_path: Path) -> None:
+def test_two_buffers_beside_a_reference_without_any(tmp_path):
     runs = [{"buffer": {"capacity": c}, "classes": 2} for c in (100, 300)]
     runs += [{"buffer": None, "classes": c} for c in (2, 5, 10)]
     measured = results_of(tmp_path, *runs).measured
     same = measured[measured["protocol"] == "2"]
-    assert sorted(same["label"]) == [
-        "CIFNet, no buffer",
-        "CIFNet, with buffer",
-        "CIFNet, with buffer, buffer 300",
-    ]
+    with_buffer = "CIFNet, with buffer"
+    labels = ["CIFNet, no buffer", with_buffer, f"{with_buffer}, buffer 300"]
+    assert sorted(same["label"]) == labels
 
 
-def test_the_default_is_the_reference_of_a_pure_sweep(tmp_path: Path) -> None:
+def test_the_default_is_the_reference_of_a_pure_sweep(tmp_path):
     runs = [{"buffer": {"capacity": c}} for c in (200, 2000, 4000)]
     results = results_of(tmp_path, *runs)
     labels = ["CIFNet", "CIFNet, buffer 200", "CIFNet, buffer 4000"]
@@ -136,7 +130,7 @@ def test_the_default_is_the_reference_of_a_pure_sweep(tmp_path: Path) -> None:
     assert list(seeds_by_label(alone)) == ["CIFNet, no buffer"]
 
 
-def test_a_label_is_one_configuration_in_every_setting(tmp_path: Path) -> None:
+def test_a_label_is_one_configuration_in_every_setting(tmp_path):
     """The width that a setting has most runs of is not that of the other setting."""
     runs = []
     for width, classes, seeds in ((8192, 10, 2), (8192, 5, 1), (1024, 5, 2)):
@@ -148,46 +142,37 @@ def test_a_label_is_one_configuration_in_every_setting(tmp_path: Path) -> None:
     assert accuracies == {"ACIL": {81.92}, "ACIL, width 1024": {10.24}}
 
 
-def test_settings_with_one_name_are_told_apart(tmp_path: Path) -> None:
-    """Further tasks are those of a folder of images that has got classes since."""
+def test_settings_with_one_name_are_told_apart(tmp_path):
+    """Further tasks are those of a folder of images that has got classes since. A protocol says the
+    classes of each task.
+    """
     runs = [{}, {"tasks": 2}, {"backbone": "pixels"}, {"classes": 5, "tasks": 2}]
+    for protocol in ({"initial_classes": 50}, {"classes_per_task": [4, 3, 3]}):
+        runs.append({"data": protocol})
     network = "file:resnet18.pth (resnet18), 224 px"
     assert sorted(results_of(tmp_path, *runs).settings) == [
         f"CIFAR-100, 10 cls/task, {network}, 2 tasks",
         f"CIFAR-100, 10 cls/task, {network}, 3 tasks",
         "CIFAR-100, 10 cls/task, pixels, 224 px",
+        "CIFAR-100, 4, 3, 3 cls/task",
         "CIFAR-100, 5 cls/task",
+        "CIFAR-100, 50 + 10 cls/task",
     ]
 
 
-def test_a_protocol_says_the_classes_of_each_task(tmp_path: Path) -> None:
-    runs: list[dict[str, Any]] = [
-        {"data": {"initial_classes": 50}},
-        {"data": {"classes_per_task": [4, 3, 3]}},
-    ]
-    protocols = results_of(tmp_path, {}, *runs).measured["protocol"]
-    assert set(protocols) == {"10", "50 + 10", "4, 3, 3"}
-
-
-def trained(seed: int, memory_rate: float | None) -> dict[str, Any]:
-    """A run of FOSTER: its options, the seed among them, are those of the model itself."""
+def test_seeds_of_a_trained_method_are_one_row(tmp_path):
+    """Its options, the seed among them, are those of the model itself."""
     own = {"head": "FOSTERModule", "head_settings": None, "buffer_settings": None}
     own |= {"title": title_of(FOSTERModule), "defaults": defaults_of(FOSTERModule)}
-    given = {"backbone": "b", "seed": seed, "memory_rate": memory_rate}
-    return {"seed": seed, "about": own, "model": {"init_args": given}}
+    runs = []
+    for seed, rate in ((1, 0.5), (2, 0.5), (1, None), (2, None)):
+        given = {"backbone": "b", "seed": seed, "memory_rate": rate}
+        runs.append({"seed": seed, "about": own, "model": {"init_args": given}})
+    rows = {"FOSTER": ["1", "2"], "FOSTER, memory rate 0.5": ["1", "2"]}
+    assert seeds_by_label(results_of(tmp_path, *runs)) == rows
 
 
-def test_seeds_of_a_trained_method_are_one_row(tmp_path: Path) -> None:
-    rates = [0.5, 0.5, None, None]
-    seeds = [1, 2, 1, 2]
-    runs = [trained(*pair) for pair in zip(seeds, rates, strict=True)]
-    assert seeds_by_label(results_of(tmp_path, *runs)) == {
-        "FOSTER": ["1", "2"],
-        "FOSTER, memory rate 0.5": ["1", "2"],
-    }
-
-
-def test_trained_methods_have_their_papers_names_and_order(tmp_path: Path) -> None:
+def test_trained_methods_have_their_papers_names_and_order(tmp_path):
     """Also where a run of a version before did not write its title, parts and widths."""
     names = {"FOSTERModule": "FOSTER", "ICaRLModule": "iCaRL", "NCMHead": "NCM"}
     for head in names:
@@ -202,33 +187,28 @@ def test_trained_methods_have_their_papers_names_and_order(tmp_path: Path) -> No
     assert set(results.measured["network_params"]) == {0}
 
 
-def outside(seed: int, **options: Any) -> dict[str, Any]:
+def outside(seed, **options):
     """A run of a head from outside: the summary has its title and the defaults of its arguments."""
     defaults = {"alpha": 2.0, "soft": False}
     own = {"head": "Mine", "title": "My head", "defaults": defaults}
     return {"seed": seed, "head": "NCMHead", "head_options": options, "about": own}
 
 
-def test_a_head_from_outside_is_first_class(tmp_path: Path) -> None:
+def test_a_head_from_outside_is_first_class(tmp_path):
     """Its own title, and as reference the configuration that is nearest to its own defaults."""
     default = outside(2, alpha=2.0)  # soft is left to its own
     runs = [default, outside(1, alpha=1.0, soft=False)]
     results = results_of(tmp_path, *runs, outside(1, alpha=2.0, soft=False))
     assert seeds_by_label(results) == {"My head": ["2", "1"], "My head, alpha 1": ["1"]}
     (text,) = settings_table(results).texts["reference configuration"]
-    assert (
-        "head.alpha: 2.0; head.dtype: float64; head.metric: cosine; head.soft: no"
-        in text
-    )
+    own = "head.alpha: 2.0; head.dtype: float64; head.metric: cosine; head.soft: no"
+    assert own in text
 
 
-def test_the_bound_is_one_method_with_its_settings(tmp_path: Path) -> None:
-    bound = {
-        "head": "LogisticHead",
-        "head_options": {"inverse_penalty": 0.01},
-        "buffer": {"capacity": 10_000_000, "oversample": False},
-        "about": {"learned_images": 50_000},
-    }
+def test_the_bound_is_one_method_with_its_settings(tmp_path):
+    bound = {"head": "LogisticHead", "head_options": {"inverse_penalty": 0.01}}
+    bound |= {"buffer": {"capacity": 10_000_000, "oversample": False}}
+    bound |= {"about": {"learned_images": 50_000}}
     results = results_of(tmp_path, {}, {"head": "LogisticHead"}, bound)
     assert list(seeds_by_label(results)) == ["CIFNet", "Logistic regression", JOINT]
 
@@ -240,7 +220,7 @@ def test_every_method_has_a_name_of_its_own():
     assert list(METHODS.items()) == named
 
 
-def test_runs_of_other_data_are_said(tmp_path: Path) -> None:
+def test_runs_of_other_data_are_said(tmp_path):
     runs = []
     for seed, mark in enumerate(["aaaa", "aaaa", "bbbb", None]):
         runs.append({"seed": seed, "about": {"data_fingerprint": mark}})

@@ -1,7 +1,6 @@
 """Run folders as disks and people leave them: no traceback, and every doubt is said."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from cifnet_pl.utilities.errors import UsageError
 from tests.report.synthetic import write_run
 
 
-def test_folders_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None:
+def test_folders_are_found_at_any_depth_in_natural_order(tmp_path):
     for version in (10, 9):
         write_run(tmp_path / "logs" / "e" / f"version_{version}", tasks=2)
     (tmp_path / "logs" / "other").mkdir()

@@ -4,14 +4,12 @@ import csv
 import io
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
 from cifnet_pl.report.page import TEMPLATES, Section
 from cifnet_pl.report.tables import (
-    ReportTable,
     accuracy_table,
     all_tables,
     efficiency_table,
@@ -22,16 +20,14 @@ from tests.report.synthetic import SOURCE, results_of
 
 HERE = {"machine": "some CPU", "git_commit": "0123456789abcdef+changes"}
 SETTING = "digits, 10 cls/task"
-CACHED = {**HERE, "cached_images": 900}
-WIDE: dict[str, Any] = {"head": "ACILHead", "head_options": {"width": 256}}
-NARROW: dict[str, Any] = {"head": "ACILHead", "head_options": {"width": 64}}
-RUNS: list[dict[str, Any]] = [
+NARROW = {"head": "ACILHead", "head_options": {"width": 64}}
+RUNS = [
     {"seed": 1, "first": 89.0, "minutes": 1, "kwh": 0.06},
     {"seed": 2, "first": 90.0, "minutes": 2, "kwh": 0.08},
-    {"seed": 3, "first": 91.0, "minutes": 4, "about": CACHED},
+    {"seed": 3, "first": 91.0, "minutes": 4, "about": {**HERE, "cached_images": 900}},
     {"head": "RidgeHead", "seed": 1, "first": 92.3},
     {"head": "RidgeHead", "seed": 2, "first": 92.7, "about": {"machine": "a server"}},
-    {**WIDE, "seed": 1, "first": 95.2},
+    {"head": "ACILHead", "head_options": {"width": 256}, "seed": 1, "first": 95.2},
     {**NARROW, "seed": 1, "first": 85.0},
     {**NARROW, "seed": 2, "first": 87.0},
     {"head": "NCMHead", "first": 71.1, "kwh": None, "buffer": None},
@@ -42,16 +38,14 @@ EXTERNAL = """method,seed,task,A_k,seconds,kWh
 "Other, tuned",2,1,77,1500,0.005
 Energy alone,1,,,,0.02
 """
-Row = dict[str, str]
-Rows = dict[str, list[Row]]
 
 
-def rows_of(table: ReportTable) -> list[Row]:
+def rows_of(table):
     return list(csv.DictReader(io.StringIO(table.values.to_csv(index=False))))
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+def study(tmp_path_factory):
     """The rows of each table by name, of runs of one task, whose accuracy is Ā and A_K."""
     root = tmp_path_factory.mktemp("study")
     data = {"source": "digits", "root": None, "image_size": 8}
@@ -66,7 +60,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return rows
 
 
-def check(row: Row, header: str, *values: float) -> None:
+def check(row, header, *values):
     """Compare mean, deviation and number of seeds of one cell."""
     assert float(row[header]) == pytest.approx(statistics.fmean(values))
     assert float(row[f"{header} n"]) == len(values)
@@ -75,11 +69,10 @@ def check(row: Row, header: str, *values: float) -> None:
         assert float(row[f"{header} sd"]) == deviation
 
 
-def test_accuracies_are_means_over_seeds(study) -> None:
-    cifnet, ridge, acil, ncm = (
-        row for row in study["accuracy"] if row["origin"] == "measured"
-    )
-    methods = [row["method"] for row in (cifnet, ridge, acil, ncm)]
+def test_accuracies_are_means_over_seeds(study):
+    measured = [row for row in study["accuracy"] if row["origin"] == "measured"]
+    cifnet, ridge, acil, ncm = measured
+    methods = [row["method"] for row in measured]
     assert methods == ["CIFNet", "Exact ridge", "ACIL", "NCM"]
     for header in (f"{SETTING}: Ā (%)", f"{SETTING}: A_K (%)"):
         check(cifnet, header, 89, 90, 91)
@@ -99,7 +92,7 @@ def test_accuracies_are_means_over_seeds(study) -> None:
     check(by_width["256"], f"{SETTING}: ACIL: A_K (%)", 95.2)
 
 
-def test_costs_are_not_averaged_over_machines_or_with_the_cache(study) -> None:
+def test_costs_are_not_averaged_over_machines_or_with_the_cache(study):
     rows = study["efficiency_digits_10_cls_task"]
     measured = [row for row in rows if row["origin"] == "measured"]
     assert len(measured) == 7
@@ -120,11 +113,11 @@ def test_costs_are_not_averaged_over_machines_or_with_the_cache(study) -> None:
     check(by_method["Energy alone"], "energy (kWh)", 0.02)
 
 
-def test_a_run_is_listed_with_the_commit_of_the_package(study) -> None:
+def test_a_run_is_listed_with_the_commit_of_the_package(study):
     assert {row["commit"] for row in study["runs"]} == {"0123456789", ""}
 
 
-def test_networks_on_the_same_data_share_one_table_of_costs(tmp_path: Path) -> None:
+def test_networks_on_the_same_data_share_one_table_of_costs(tmp_path):
     about = {"energy_counts_other_processes": True}
     first = {"tasks": 10, "backbone": "timm:vit", "about": about}
     second = {"tasks": 10, "backbone": "pixels", "head": "NCMHead"}
@@ -137,19 +130,16 @@ def test_networks_on_the_same_data_share_one_table_of_costs(tmp_path: Path) -> N
     assert len(published) == len(set(published)) > 0
 
 
-@pytest.mark.parametrize(("parameters", "kept"), [(11_500_000, 0.5), (34_000_000, 23)])
-def test_a_trained_network_is_counted_without_one_backbone(parameters, kept, tmp_path):
+def test_a_trained_network_is_counted_without_one_backbone(tmp_path):
     """Parameters at four bytes, exemplars at one; branches of a growing network count."""
-    more = {
-        "network_params": 11_000_000,
-        "state_components": {"parameters": parameters, "buffer": 6_000_000},
-        "state_bytes_per_element": {"parameters": 4, "buffer": 1},
-    }
+    kept = {"parameters": 34_000_000, "buffer": 6_000_000}
+    more = {"network_params": 11_000_000, "state_components": kept}
+    more |= {"state_bytes_per_element": {"parameters": 4, "buffer": 1}}
     results = results_of(tmp_path, {"about": more})
     (row, *_) = rows_of(memory_table(results, results.settings[0]))
-    assert float(row["parameters (M)"]) == pytest.approx(kept)
-    assert float(row["total (M)"]) == pytest.approx(kept + 6)
-    assert float(row["stored (MB)"]) == pytest.approx(4 * kept + 6)
+    assert float(row["parameters (M)"]) == pytest.approx(23)
+    assert float(row["total (M)"]) == pytest.approx(23 + 6)
+    assert float(row["stored (MB)"]) == pytest.approx(4 * 23 + 6)
     assert float(row["backbone (M)"]) == pytest.approx(11)
 
 
@@ -161,7 +151,7 @@ def test_a_trained_network_is_counted_without_one_backbone(parameters, kept, tmp
         ([1, 3], "vary, but not together"),
     ],
 )
-def test_what_deviations_are_over_is_said(orders, said, tmp_path: Path) -> None:
+def test_what_deviations_are_over_is_said(orders, said, tmp_path):
     runs = [{"seed": i + 1, "data": {"class_order": orders[i]}} for i in range(2)]
     assert said in report_notes(results_of(tmp_path, *runs))[0]
 
@@ -169,7 +159,7 @@ def test_what_deviations_are_over_is_said(orders, said, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- formats
 
 
-def test_names_are_escaped_in_every_format(tmp_path: Path) -> None:
+def test_names_are_escaped_in_every_format(tmp_path):
     title = "<b>A</b> | 100 % a_b $x$"
     table = accuracy_table(results_of(tmp_path, {"about": {"title": title}}))
     assert "<td>&lt;b&gt;A&lt;/b&gt; | 100 % a_b $x$</td>" in table.to_html()
@@ -180,7 +170,7 @@ def test_names_are_escaped_in_every_format(tmp_path: Path) -> None:
     assert r"$\bar{A}$" in latex
 
 
-def test_a_cell_says_its_seeds_where_it_has_fewer_than_its_row(tmp_path: Path) -> None:
+def test_a_cell_says_its_seeds_where_it_has_fewer_than_its_row(tmp_path):
     runs = []
     for seed, classes in ((1, 10), (2, 10), (1, 5)):
         runs.append({"seed": seed, "classes": classes, "final": 70.0 + seed})
@@ -195,16 +185,15 @@ def test_a_cell_says_its_seeds_where_it_has_fewer_than_its_row(tmp_path: Path) -
 MARKUP = "<script>alert('1')</script> & \"x\""
 
 
-def test_whatever_images_and_classes_are_called_is_text() -> None:
+def test_whatever_images_and_classes_are_called_is_text():
     images = {Path("<script>alert('1')"): MARKUP}
     side = (MARKUP, images)
     table = {"header": (MARKUP,), "rows": [(MARKUP,)]}
     pairs = [(side, side)]
     figure = Figure(figsize=(21, 2), dpi=130)
     section = Section(MARKUP, [MARKUP], figure, pairs=pairs, images=images, **table)
-    page = TEMPLATES.get_template("audit.html").render(
-        title=MARKUP, lead=[MARKUP], sections=[section]
-    )
+    template = TEMPLATES.get_template("audit.html")
+    page = template.render(title=MARKUP, lead=[MARKUP], sections=[section])
     assert '<img class="wide" style="width: 21.0in"' in page  # as it was drawn
     assert "<script" not in page
     assert page.count("&lt;script&gt;alert(&#39;1&#39;)") == 19

@@ -3,13 +3,12 @@
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.serving.services import PATIENCE, ThreadServer, image
+from tests.serving.services import PATIENCE, image
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
 INSTALLED = shutil.which("chromium") or shutil.which("google-chrome")
@@ -35,19 +34,11 @@ DROP = """([place, files]) => {
 
 
 @contextmanager
-def page_of(
-    browser,
-    server: ThreadServer,
-    width: str = "desktop",
-    scheme: str = "light",
-    path: str = "",
-) -> Iterator:
+def page_of(browser, server, width="desktop", scheme="light", path=""):
     """The open page; nothing is asked of anyone else, and no script or style is refused."""
     size = WIDTHS[width]
-    is_phone = width == "phone"
-    context = browser.new_context(
-        viewport=size, color_scheme=scheme, has_touch=is_phone
-    )
+    touch = width == "phone"
+    context = browser.new_context(viewport=size, color_scheme=scheme, has_touch=touch)
     context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()
     asked = []
@@ -55,7 +46,7 @@ def page_of(
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: faults.append(str(error)))
 
-    def hear(message) -> None:
+    def hear(message):
         if "Security Policy" in message.text:
             faults.append(message.text)
 
@@ -70,18 +61,18 @@ def page_of(
     context.close()
 
 
-def squares(*names: str) -> dict[str, bytes]:
+def squares(*names):
     """Files with an image of each colour."""
     return {f"{name}.png": image(name, 70, 120) for name in names}
 
 
-def drop(page, place: str, files: dict[str, bytes]) -> None:
+def drop(page, place, files):
     """Drop files on an element, given by its selector."""
     dropped = [[name, list(content)] for name, content in files.items()]
     page.evaluate(DROP, [place, dropped])
 
 
-def until(page, condition: str, wanted: object = True) -> None:
+def until(page, condition, wanted=True):
     """Wait for an expression's value; Playwright's own way needs `eval`, which is forbidden."""
     end = time.monotonic() + PATIENCE
     while (found := page.evaluate(condition)) != wanted:
@@ -89,7 +80,7 @@ def until(page, condition: str, wanted: object = True) -> None:
         page.wait_for_timeout(50)
 
 
-def keep_texts(page, element: str) -> None:
+def keep_texts(page, element):
     """Keep all texts that an element gets from now on, in ``window.texts[element]``."""
     page.evaluate(KEEP_TEXTS, element)
 
@@ -103,7 +94,7 @@ KEEP_TEXTS = """(id) => {
 }"""
 
 
-def check_looks(page, name: str) -> None:
+def check_looks(page, name):
     """Nothing is wider than the screen, every text can be read; ``SCREENSHOTS`` keeps it."""
     root = "document.documentElement"
     until(page, f"{root}.scrollWidth <= {root}.clientWidth")
@@ -113,7 +104,7 @@ def check_looks(page, name: str) -> None:
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
-def choose(page, place: str, files: dict[str, bytes]) -> None:
+def choose(page, place, files):
     """Choose files by a field."""
     chosen = []
     for name, buffer in files.items():

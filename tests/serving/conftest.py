@@ -1,12 +1,10 @@
 """A browser and services for these tests."""
 
 import sqlite3
-from collections.abc import Iterator
 from functools import partial
 
 import httpx
 import pytest
-from starlette.testclient import TestClient
 
 from tests.serving.services import PATIENCE, ThreadServer, client
 
@@ -19,7 +17,7 @@ class QuickJournal(sqlite3.Connection):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def quick_journals() -> Iterator[None]:
+def quick_journals():
     with pytest.MonkeyPatch.context() as patch:
         quick = partial(sqlite3.connect, factory=QuickJournal)
         patch.setattr(sqlite3, "connect", quick)
@@ -27,7 +25,7 @@ def quick_journals() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator:
+def browser():
     """Chromium; only tests of modules that import `browsing` ask for it."""
     from tests.serving.browsing import ARGS, CHROMIUM, sync_api
 
@@ -39,21 +37,21 @@ def browser() -> Iterator:
 
 
 @pytest.fixture
-def http(tmp_path) -> Iterator[TestClient]:
+def http(tmp_path):
     """A client of a service in this process, which knows red and green."""
     with client(tmp_path / "w") as made:
         yield made
 
 
 @pytest.fixture
-def server(tmp_path) -> Iterator[ThreadServer]:
+def server(tmp_path):
     """A service that knows red and green."""
     with ThreadServer(tmp_path / "w") as made:
         yield made
 
 
 @pytest.fixture
-def patient(server) -> Iterator[httpx.Client]:
+def patient(server):
     """A client of the server, which waits for it as long as a busy machine needs."""
     with httpx.Client(base_url=server.url, timeout=PATIENCE) as made:
         yield made

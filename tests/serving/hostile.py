@@ -1,10 +1,8 @@
 """Requests that nobody should send: mutated images, zip files, names, paths, forms and JSON."""
 
 import json
-from typing import Any
 from urllib.parse import quote
 
-import httpx
 from hypothesis import strategies as st
 
 from tests.serving.services import image, zipped
@@ -29,7 +27,7 @@ IMAGES = [
 
 
 @st.composite
-def mutated(draw: st.DrawFn, source: st.SearchStrategy[bytes]) -> bytes:
+def mutated(draw, source):
     """A file of which some parts are replaced or cut out."""
     content = bytearray(draw(source))
     for _ in range(draw(st.integers(0, 4))):
@@ -48,7 +46,7 @@ UPLOADS = st.lists(
     ),
     max_size=4,
 )
-VALUES: st.SearchStrategy[Any] = st.recursive(
+VALUES = st.recursive(
     st.none() | st.integers() | st.floats() | st.text() | st.just("red"),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=8,
@@ -64,7 +62,7 @@ PARTS = (
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> dict[str, Any]:
+def requests(draw):
     """Arguments of a client's ``request``."""
     kind = draw(st.sampled_from(["upload", "get", "post"]))
     if kind == "upload":
@@ -78,7 +76,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     return {"method": method, "url": path, "content": draw(BODIES)}
 
 
-def assert_refused_well(http: httpx.Client, request: dict[str, Any]) -> None:
+def assert_refused_well(http, request):
     """An answer, or one sentence with its status; never a fault of the service."""
     answer = http.request(**request)
     said = (request, answer.text)

@@ -4,15 +4,12 @@ import json
 import os
 import random
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from io import BytesIO
-from pathlib import Path
-from typing import Any
 
 from cifnet_pl.serving.messages import RequestError
-from cifnet_pl.serving.service import Job, Service
+from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
 from tests.serving.services import image, model, tree
 
@@ -21,7 +18,7 @@ KEPT = 4
 """Versions that are kept: few, so that kills hit their removal, too."""
 
 
-def decided(service: Service, name: str, first: int) -> Job:
+def decided(service, name, first):
     """Images arrive, and all of those that wait but the newest are decided."""
     sent = [(f"{i}.png", BytesIO(image(name, first + i))) for i in range(3)]
     service.inbox.receive(sent)
@@ -29,10 +26,10 @@ def decided(service: Service, name: str, first: int) -> Job:
     return service.submit("learn", service.learn, names)
 
 
-def random_change(service: Service, draw: random.Random) -> Job:
+def random_change(service, draw):
     """Bring images and decide, forget, rename, undo or redo."""
     name = draw.choice(NAMES)
-    what: list[Callable[[], Job]] = [
+    what = [
         partial(decided, service, name, draw.randrange(10**6)),
         partial(service.submit, "forget", service.forget, name),
         partial(service.submit, "rename", service.rename, name, draw.choice(NAMES)),
@@ -42,19 +39,19 @@ def random_change(service: Service, draw: random.Random) -> Job:
     return draw.choices(what, weights=[6, 2, 1, 2, 1])[0]()
 
 
-def serves(folder: Path) -> list[int]:
+def serves(folder):
     """The version that was served after each change of a workspace, as its journal has it."""
     rows = rows_of(folder, "SELECT serves FROM journal ORDER BY number")
     return [number for (number,) in rows]
 
 
-def rows_of(folder: Path, query: str) -> list[tuple[Any, ...]]:
+def rows_of(folder, query):
     """The rows of a query of a workspace's journal, which a service may have open."""
     with closing(sqlite3.connect(folder / "journal.sqlite")) as journal:
         return journal.execute(query).fetchall()
 
 
-def change_for_ever(folder: Path, seed: int, acknowledged: Path) -> int:
+def change_for_ever(folder, seed, acknowledged):
     """Change a model again and again; each change that was reported gets a line."""
     begun = model()
     workspace = Workspace(folder, begun, keep_versions=KEPT)
@@ -77,7 +74,7 @@ def change_for_ever(folder: Path, seed: int, acknowledged: Path) -> int:
         os.write(log, json.dumps(state).encode() + b"\n")
 
 
-def assert_versions_whole(workspace: Workspace) -> None:
+def assert_versions_whole(workspace):
     """All versions that the journal names can be read, and there are no others."""
     stored = workspace.stored_versions
     folders = {path.name for path in (workspace.folder / "versions").iterdir()}
@@ -86,7 +83,7 @@ def assert_versions_whole(workspace: Workspace) -> None:
         assert workspace.load(number).counts == workspace.versions[number].counts
 
 
-def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
+def assert_nothing_lost(folder, acknowledged):
     """What was acknowledged is there, and every version is whole; the number of changes."""
     workspace = Workspace(folder, model(), keep_versions=KEPT)
     try:

@@ -5,10 +5,8 @@ import socket
 import threading
 import time
 import zipfile
-from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,9 +16,10 @@ import uvicorn
 from PIL import Image
 from starlette.testclient import TestClient
 
+import cifnet_pl
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.heads import Head, RidgeHead
+from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving.app import make_app
@@ -33,15 +32,11 @@ PATIENCE = 300
 """Seconds that a test waits for an answer at most: a busy machine is slow to give it."""
 
 SIDE = 8
-COLOURS = {
-    "red": (200, 30, 30),
-    "green": (30, 180, 60),
-    "blue": (40, 60, 210),
-    "yellow": (220, 210, 40),
-}
+COLOURS = {"red": (200, 30, 30), "green": (30, 180, 60)}
+COLOURS |= {"blue": (40, 60, 210), "yellow": (220, 210, 40)}
 
 
-def pixels(name: str, number: int, side: int = 24) -> np.ndarray:
+def pixels(name, number, side=24):
     """A square of the class's colour with noise: another one for each number."""
     drawn = np.random.default_rng([*name.encode()]).integers(0, 256, 3)
     draw = np.random.default_rng([*name.encode(), number])
@@ -49,14 +44,14 @@ def pixels(name: str, number: int, side: int = 24) -> np.ndarray:
     return shades.clip(0, 255).astype(np.uint8)
 
 
-def image(name: str, number: int, side: int = 24, kind: str = "PNG") -> bytes:
+def image(name, number, side=24, kind="PNG"):
     """The same as a file's content."""
     out = io.BytesIO()
     Image.fromarray(pixels(name, number, side)).save(out, kind)
     return out.getvalue()
 
 
-def heic(name: str) -> bytes:
+def heic(name):
     """An image as phones make it."""
     import pillow_heif
 
@@ -65,45 +60,39 @@ def heic(name: str) -> bytes:
     return out.getvalue()
 
 
-def images(
-    name: str, count: int, first: int = 100
-) -> list[tuple[str, tuple[str, bytes]]]:
+def images(name, count, first=100):
     """Images of one class, as a multipart request has them."""
     numbers = range(first, first + count)
     return [("files", (f"{name}-{i}.png", image(name, i))) for i in numbers]
 
 
-def teach(
-    http: httpx.Client, files: list[Any], name: str | None = None, **params: str
-) -> httpx.Response:
+def teach(http, files, name=None, **params):
     """Bring images and learn the new ones as one class, or as their folders; the last answer."""
-    arrived = http.post("/inbox", files=files)
-    if arrived.status_code != 200:
-        return arrived
+    arrived = http.post("/inbox", files=files).json()["images"]
     waiting = http.get("/inbox?count=10000").json()["images"]
-    new = [one for one in waiting if one["image"] in arrived.json()["images"]]
+    new = [one for one in waiting if one["image"] in arrived]
     names = {one["image"]: name or one["folder"] for one in new}
     return http.post("/inbox/learn", json={"names": names}, params=params)
 
 
-def changed(http: httpx.Client, path: str, **content: Any) -> Any:
+def changed(http, path, **content):
     """The answer to a change, which is made."""
     answer = http.post(path, json=content)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def counts(http: httpx.Client) -> dict[str, int]:
+def counts(http):
     """How many images each class was learned from."""
     return {one["name"]: one["images"] for one in http.get("/classes").json()}
 
 
-def kept(http: httpx.Client) -> dict[str, list[str]]:
+def kept(http):
     """The images of each class that are kept."""
     return {one["name"]: one["kept_images"] for one in http.get("/classes").json()}
 
 
-def becomes(true: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+def becomes(true, seconds=PATIENCE):
     """What an expression gives as soon as it is true; what it gives then if it never is."""
     until = time.monotonic() + seconds
     while not (found := true()) and time.monotonic() < until:
@@ -111,7 +100,7 @@ def becomes(true: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     return found
 
 
-def assert_same_model(one: Classifier, other: Classifier, atol: float = 1e-7) -> None:
+def assert_same_model(one, other, atol=1e-7):
     """Both give the same scores to the same classes, to rounding."""
     squares = torch.randint(0, 256, (5, 3, SIDE, SIDE), dtype=torch.uint8)
     order = [other.class_names.index(name) for name in one.class_names]
@@ -120,7 +109,7 @@ def assert_same_model(one: Classifier, other: Classifier, atol: float = 1e-7) ->
     assert torch.allclose(ours, theirs[:, order], atol=atol)
 
 
-def zipped(files: dict[str, bytes]) -> bytes:
+def zipped(files):
     """A zip file."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -129,15 +118,13 @@ def zipped(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def model(
-    names: tuple[str, ...] = ("red", "green"), head: type[Head] = RidgeHead
-) -> Classifier:
+def model(names=("red", "green"), head=RidgeHead):
     """A model that knows a few colours, twelve images of each."""
     return learned_once(names, head).clone()
 
 
 @cache
-def learned_once(names: tuple[str, ...], head: type[Head]) -> Classifier:
+def learned_once(names, head):
     backbone = build_backbone(f"pixels:{SIDE}")
     buffer = CalibrationBuffer(100)
     made = Classifier(backbone, head(backbone.features), buffer, [], SIDE)
@@ -153,7 +140,21 @@ def learned_once(names: tuple[str, ...], head: type[Head]) -> Classifier:
     return made
 
 
-def saved(folder: Path) -> Path:
+def class_folders(root, **classes):
+    """Images in a folder for each class."""
+    for name, contents in classes.items():
+        (root / name).mkdir(parents=True)
+        for number, content in enumerate(contents):
+            (root / name / f"{number}.png").write_bytes(content)
+    return root
+
+
+def version_of(place, number):
+    """A version of the workspace "w" of a test."""
+    return cifnet_pl.load(place / "w" / "versions" / f"{number:06}", "cpu")
+
+
+def saved(folder):
     """A bundle of the model."""
     model().save(folder)
     return folder
@@ -166,13 +167,11 @@ def client(folder, access=None, options=None, begun=None, images=None):
     workspace = Workspace(folder, begun, images=images)
     current = workspace.load(workspace.current)
     app = make_app(Service(workspace, current, options), access or Access())
-    with TestClient(
-        app, base_url="http://localhost", raise_server_exceptions=False
-    ) as made:
+    with TestClient(app, "http://localhost", raise_server_exceptions=False) as made:
         yield made
 
 
-def tree(folder: Path) -> set[str]:
+def tree(folder):
     """Everything below a folder."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
@@ -182,12 +181,12 @@ class Address:
 
     url: str
 
-    def get(self, path: str) -> Any:
+    def get(self, path):
         """A JSON answer."""
         return httpx.get(self.url + path, timeout=PATIENCE).raise_for_status().json()
 
 
-def proxied(app: Any, folder: str) -> Any:
+def proxied(app, folder):
     """An ASGI application below a folder, as a reverse proxy offers it."""
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
@@ -218,13 +217,13 @@ class ThreadServer(Address):
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Any:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *raised):
         self.stop()
 
-    def stop(self) -> None:
+    def stop(self):
         """Answer what is under way and end."""
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(PATIENCE)

@@ -2,12 +2,10 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
 import pytest
-import torch
 
 from cifnet_pl.serving import answering as answering_module
 from cifnet_pl.serving.answering import Answering, ServiceOptions
@@ -17,7 +15,7 @@ IMAGES = [image(name, number) for number in range(6) for name in ("red", "green"
 
 
 @pytest.fixture
-def answering(monkeypatch) -> Iterator[Answering]:
+def answering(monkeypatch):
     """Two threads that decode and two that embed."""
     monkeypatch.setattr("cifnet_pl.serving.answering.decoding_cores", lambda: 2)
     made = Answering(model(), 3, ServiceOptions())
@@ -27,12 +25,12 @@ def answering(monkeypatch) -> Iterator[Answering]:
 
 def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering):
     """Both threads embed an image when eight more come; these are embedded together."""
-    sizes: list[int] = []
+    sizes = []
     started = threading.Semaphore(0)
     go_on = threading.Event()
     embed = answering.served.model.embed
 
-    def slow(images: torch.Tensor) -> torch.Tensor:
+    def slow(images):
         sizes.append(len(images))
         started.release()
         assert go_on.wait(PATIENCE)
@@ -44,8 +42,7 @@ def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering):
         first.append(answering.submit(content))
         assert started.acquire(timeout=PATIENCE)
     later = [answering.submit(content) for content in IMAGES[2:10]]
-    while answering._asked.qsize() < len(later):
-        time.sleep(0.01)
+    assert becomes(lambda: answering._asked.qsize() == len(later))
     go_on.set()
     results = [answer.result() for answer in first + later]
     assert [int(one.probabilities.argmax()) for one in results] == [0, 1] * 5
@@ -61,15 +58,15 @@ def test_a_small_request_does_not_wait_for_a_large_one(server, monkeypatch):
     decode = answering_module.decoded
     decoding = server.app.state.decoding
     count = decoding._value + 3 * answering_module.LARGEST_BATCH
-    decoded: list[bytes] = []
+    decoded = []
 
-    def slow(content: bytes, *sizes: float):
+    def slow(content, *sizes):
         assert go_on.wait(PATIENCE)
         decoded.append(content)
         time.sleep(0.02)
         return decode(content, *sizes)
 
-    def ask(content: bytes, count: int) -> httpx.Response:
+    def ask(content, count):
         files = [("files", ("a.png", content))] * count
         return httpx.post(f"{server.url}/classify", files=files, timeout=PATIENCE)
 
@@ -93,7 +90,7 @@ def test_all_answers_of_a_request_are_of_the_version_that_it_names(http, monkeyp
     other = answering_module.ServedModel(renamed, 2, ServiceOptions())
     submit = answering.submit
 
-    def answered_by_another(content: bytes) -> Future:
+    def answered_by_another(content):
         answer = Future()
         z = submit(content).result(PATIENCE).z
         answer.set_result(other.scored(z[None])[0])

@@ -1,12 +1,9 @@
 """What would lose images, fill memory or disk, or keep others waiting does not."""
 
-from __future__ import annotations
-
 import errno
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from unittest.mock import Mock
 
 from cifnet_pl.serving import workspace as workspaces
@@ -15,7 +12,7 @@ from cifnet_pl.utilities.errors import CifnetError
 from tests.serving.services import becomes, client, image, images, kept, teach, tree
 
 
-def received(http, content: bytes) -> list[str]:
+def received(http, content):
     """Send one image; the names of the files that wait then."""
     answer = http.post("/inbox", files=[("files", ("a.png", content))])
     return answer.json()["images"] if answer.status_code == 200 else []
@@ -23,14 +20,14 @@ def received(http, content: bytes) -> list[str]:
 
 def test_a_purge_deletes_nothing_that_is_acknowledged(server, patient):
     """Three clients send images while a fourth deletes all that neither waits nor was learned."""
-    acknowledged: list[str] = []
+    acknowledged = []
     purging = threading.Event()
 
-    def send(number: int) -> None:
+    def send(number):
         for i in range(6):
             acknowledged.extend(received(patient, image("blue", 100 * number + i)))
 
-    def purge() -> None:
+    def purge():
         while not purging.is_set():
             patient.post("/purge", json={"images": "all"})
 
@@ -115,7 +112,7 @@ def test_downloads_and_uploads_say_that_the_disk_is_full(http, monkeypatch):
     assert http.post("/classify", files=images("red", 1)).status_code == 507
 
 
-def damage(image: Path) -> None:
+def damage(image):
     """Change a kept image on the disk."""
     image.write_bytes(image.read_bytes()[:-20])
 

@@ -10,6 +10,7 @@ import cifnet_pl
 from cifnet_pl.serving.answering import ServiceOptions
 from tests.serving.services import (
     becomes,
+    class_folders,
     client,
     counts,
     image,
@@ -17,6 +18,7 @@ from tests.serving.services import (
     model,
     teach,
     tree,
+    version_of,
     zipped,
 )
 
@@ -74,8 +76,10 @@ def test_images_wait_through_a_new_start_until_they_are_decided(tmp_path):
 
 
 def test_the_most_uncertain_come_first_and_each_version_answers_anew(http):
+    """Unless new or sure ones are asked for."""
     sent(http, [*images("red", 2), *images("blue", 3), *images("green", 1)])
-    found = waiting(http)["images"]
+    before = waiting(http)
+    found = before["images"]
     assert [one["known"] for one in found] == [False] * 3 + [True] * 3
     shares = [one["classes"][0]["probability"] for one in found[3:]]
     assert shares == sorted(shares)
@@ -83,9 +87,13 @@ def test_the_most_uncertain_come_first_and_each_version_answers_anew(http):
     surest = http.get("/inbox?surest=true").json()["images"]
     assert [one["known"] for one in surest] == [True] * 3 + [False] * 3
     assert surest[0]["image"] == found[-1]["image"]
+    (new,) = sent(http, images("red", 1, 500))["images"]
+    waiting(http)
+    newest = http.get(f"/inbox?count=1&after={before['newest']}").json()["images"]
+    assert [one["image"] for one in newest] == [new]
     learned(http, {found[0]["image"]: "blue", found[1]["image"]: "blue"})
     after = waiting(http)
-    assert (after["version"], after["waiting"]) == (2, 4)
+    assert (after["version"], after["waiting"]) == (2, 5)
     (last,) = [one for one in after["images"] if one["image"] == found[2]["image"]]
     assert last["classes"][0]["name"] == "blue"
 
@@ -210,9 +218,8 @@ def test_images_chosen_among_others_do_not_say_how_the_others_do(http, tmp_path)
     """Those that were sent in a folder of their class do; and all of them, once nothing waits."""
 
     def chosen(names, **options):
-        version = learned(http, names, **options).json()["version"]
-        bundle = tmp_path / "w" / "versions" / f"{version:06}"
-        return len(cifnet_pl.load(bundle, "cpu").calibration.chosen)
+        number = learned(http, names, **options).json()["version"]
+        return len(version_of(tmp_path, number).calibration.chosen)
 
     packed = zipped({f"yellow/{i}.png": image("yellow", i) for i in range(3)})
     own = sent(http, [("files", ("a.zip", packed))])["images"]
@@ -268,39 +275,25 @@ def test_images_that_wait_follow_the_name_of_their_class(http):
     assert names() == ["late", "blue"]
 
 
-def test_names_follow_a_class_into_one_that_holds_all_of_its_images(tmp_path):
-    """Nothing is learned by it, and the names of waiting images are those of the joined class."""
-    folder = tmp_path / "photos"
-    for name, colour in (("red", "red"), ("blue", "blue"), ("sea", "blue")):
-        (folder / name).mkdir(parents=True)
-        for i in range(3):
-            (folder / name / f"{i}.png").write_bytes(image(colour, i))
-    begun = cifnet_pl.extend(model(()), folder, duplicates="keep").model
-    with client(tmp_path / "w", begun=begun, images=folder) as http:
-        new = sent(http, images("blue", 2, 500))["images"]
-        http.post("/inbox/names", json={"names": dict.fromkeys(new, "blue")})
-        joined = http.post("/move", json={"name": "blue", "into": "sea"})
-        assert joined.json()["message"] == "joined 'blue' to 'sea'"
-        assert http.get("/inbox").json()["names"] == dict.fromkeys(new, "sea")
-        assert counts(http) == {"red": 3, "sea": 3}
-        http.post("/undo")
-        assert http.get("/inbox").json()["names"] == dict.fromkeys(new, "blue")
-
-
 def test_photos_that_the_other_class_holds_already_only_leave_their_own(tmp_path):
-    folder = tmp_path / "photos"
-    for name, numbers in (("red", range(3)), ("blue", range(6)), ("sea", range(3))):
-        (folder / name).mkdir(parents=True)
-        for i in numbers:
-            colour = "red" if name == "red" else "blue"
-            (folder / name / f"{i}.png").write_bytes(image(colour, i))
+    """Where it holds all of them, nothing is learned, and the names of waiting images follow."""
+    blue = [image("blue", number) for number in range(6)]
+    classes = {"red": [image("red", 1)], "blue": blue, "sea": blue[:3], "sky": blue[:3]}
+    folder = class_folders(tmp_path / "photos", **classes)
     begun = cifnet_pl.extend(model(()), folder, duplicates="keep").model
     with client(tmp_path / "w", begun=begun, images=folder) as http:
-        contents = [image("blue", number) for number in range(3)]
-        files = [f"{sha256(content).hexdigest()}.png" for content in contents]
+        files = [f"{sha256(content).hexdigest()}.png" for content in blue[:3]]
         moved = {"name": "blue", "into": "sea", "images": files}
         assert http.post("/move", json=moved).json()["message"].startswith("moved 3")
-        assert counts(http) == {"red": 3, "sea": 3, "blue": 3}
+        assert counts(http) == {"red": 1, "sky": 3, "sea": 3, "blue": 3}
+        new = sent(http, images("blue", 2, 500))["images"]
+        http.post("/inbox/names", json={"names": dict.fromkeys(new, "sky")})
+        joined = http.post("/move", json={"name": "sky", "into": "sea"})
+        assert joined.json()["message"] == "joined 'sky' to 'sea'"
+        assert http.get("/inbox").json()["names"] == dict.fromkeys(new, "sea")
+        assert counts(http) == {"red": 1, "sea": 3, "blue": 3}
+        http.post("/undo")
+        assert http.get("/inbox").json()["names"] == dict.fromkeys(new, "sky")
 
 
 def test_a_workspace_of_the_version_before_goes_on_with_its_names(tmp_path):
@@ -332,16 +325,3 @@ def test_a_learned_image_in_the_folder_of_another_class_is_told(http):
     teach(http, images("blue", 3), "green")
     (one,) = sent(http, [("files", ("red/0.png", image("blue", 100)))])["known"]
     assert (one["name"], one["folder"]) == ("green", "red")
-    moved = {"name": "green", "into": "red", "images": [one["image"]]}
-    # Not all of green's images are kept.
-    assert http.post("/move", json=moved).status_code == 409
-
-
-def test_new_images_come_first(http):
-    sent(http, images("blue", 3))
-    before = waiting(http)["newest"]
-    (new,) = sent(http, images("red", 1))["images"]
-    waiting(http)
-    found = http.get("/inbox", params={"after": before}).json()
-    assert found["images"][0]["image"] == new
-    assert http.get("/inbox").json()["images"][0]["image"] != new

@@ -28,21 +28,16 @@ def test_stored_samples_are_answered_as_if_never_learned():
     assert accuracy_of_classes(learned("ncm"), ["ant"]) == (None, None)
 
 
-def taught(means: torch.Tensor, y: torch.Tensor) -> Classifier:
-    """A model of fruit that learned samples around the means of their classes."""
-    width = means.shape[1]
-    noise = torch.randn(len(y), width, generator=torch.Generator().manual_seed(0))
-    backbone = build_backbone("pixels:2")
-    buffer = CalibrationBuffer(500)
-    model = Classifier(backbone, RidgeHead(width), buffer, [], 2, calibrated=True)
-    names = ["pear", "plum", "quince", "rare"]
-    return learn_embeddings(model, names, means[y] + noise, y)
-
-
 def test_what_each_class_is_taken_for():
     """Nothing tells the third class from the first; of a class of five images nothing is said."""
+    backbone = build_backbone("pixels:2")
+    buffer = CalibrationBuffer(500)
+    model = Classifier(backbone, RidgeHead(6), buffer, [], 2, calibrated=True)
+    names = ["pear", "plum", "quince", "rare"]
     y = torch.tensor([0] * 30 + [1] * 30 + [2] * 30 + [3] * 5)
-    model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0, 3])], y)
+    means = 9 * torch.eye(6)[torch.tensor([0, 1, 0, 3])]
+    noise = torch.randn(len(y), 6, generator=torch.Generator().manual_seed(0))
+    learn_embeddings(model, names, means[y] + noise, y)
     pear, plum, quince, rare = class_estimates(model)
     assert (pear.confused_with, quince.confused_with) == (["quince"], ["pear"])
     assert (plum.confused_with, rare.confused_with) == ([], [])
@@ -61,9 +56,8 @@ def test_the_margin_is_of_groups_and_not_of_images():
     """
     columns = torch.arange(2).repeat_interleave(100)
     right = torch.arange(200) % 8 < 4
-    scores = torch.nn.functional.one_hot(
-        torch.where(right, columns, 1 - columns), 2
-    ).double()
+    predicted = torch.where(right, columns, 1 - columns)
+    scores = torch.nn.functional.one_hot(predicted, 2).double()
     counted = torch.ones(200, dtype=torch.bool)
     known = partial(KnownScores, scores, columns, counted)
     samples = SimpleNamespace(known_scores=known, learned=True)

@@ -332,9 +332,7 @@ def test_what_may_be_a_mistake_is_asked_about(browser, server, patient):
     assert counts(patient) == {"red": 14, "green": 13}
 
 
-def test_a_class_is_split_by_groups_and_wrong_images_are_moved(
-    browser, server, patient
-):
+def test_a_class_is_split_by_groups_and_wrong_ones_are_moved(browser, server, patient):
     """One that the audit finds, and one that is brought again under another name."""
     taught = {f"both/{i}.png": image("blue", i, 60) for i in range(20)}
     taught |= {f"both/{i}.png": image("yellow", i, 60) for i in range(20, 24)}
@@ -445,10 +443,8 @@ def test_strange_names_fit_on_every_screen(browser, server):
     for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
         served.submit("rename", served.rename, old, new).end.result()
     long = "long " * 40
-    files = {
-        f"{long}0.png": image("red", 70, 60),
-        f"{long}1.png": image("blue", 70, 60),
-    }
+    files = {f"{long}0.png": image("red", 70, 60)}
+    files[f"{long}1.png"] = image("blue", 70, 60)
     with page_of(browser, server, "phone", "dark") as page:
         drop(page, "#drop", files)
         verdicts = page.locator("#cards .verdict")

@@ -16,14 +16,6 @@ def server(tmp_path_factory):
         yield made
 
 
-def said(server: ThreadServer, status: int, answer: httpx.Response) -> str:
-    """The sentence of a refusal with this status; the service still answers."""
-    assert answer.status_code == status, answer.text
-    assert set(answer.json()) == {"error"}
-    assert server.get("/health") == {"ready": True}
-    return answer.json()["error"]
-
-
 FOREIGN = [{"origin": "http://evil.example"}, {"origin": "null"}]
 FOREIGN += [{"sec-fetch-site": "cross-site"}]
 HOSTS = ["evil.example", "localhost@evil.example", "", "localhost.evil.example:80"]
@@ -46,14 +38,14 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "headers", "content", "status", "sentence"), BAD
-)
-def test_bad_requests_get_one_sentence(
-    method, path, headers, content, status, sentence, server, patient
-):
+@pytest.mark.parametrize("bad", BAD)
+def test_bad_requests_get_one_sentence(bad, server, patient):
+    method, path, headers, content, status, sentence = bad
     answer = patient.request(method, path, headers=headers, content=content)
-    assert sentence in said(server, status, answer)
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error"}
+    assert sentence in answer.json()["error"]
+    assert server.get("/health") == {"ready": True}
 
 
 def test_this_machine_and_the_own_page_may_ask(patient):

@@ -19,13 +19,13 @@ from cifnet_pl.serving import gate
 from cifnet_pl.serving import service as teaching
 from cifnet_pl.serving.answering import ServiceOptions
 from cifnet_pl.serving.gate import HEADERS, Access, Limits
-from cifnet_pl.serving.service import REMEMBERED_CHANGES, Service
-from cifnet_pl.serving.workspace import Workspace
+from cifnet_pl.serving.service import REMEMBERED_CHANGES
 from tests.serving.services import (
     PATIENCE,
     assert_same_model,
     becomes,
     changed,
+    class_folders,
     client,
     counts,
     image,
@@ -34,6 +34,7 @@ from tests.serving.services import (
     model,
     teach,
     tree,
+    version_of,
     zipped,
 )
 
@@ -96,17 +97,13 @@ def test_unknown_images_and_prediction_sets(http):
 
 def test_a_head_that_can_neither_promise_nor_take_more_says_so(tmp_path):
     """Its answers have no novelty; its reason is a conflict."""
-    made = model(head=LogisticHead)
-    service = Service(Workspace(tmp_path / "w", made), made)
-    scored = service.answering.submit(image("red", 1)).result()
-    answer = scored.answer("a", 1)
-    promises = (answer.known, answer.novelty, answer.p_value, answer.prediction_set)
-    assert promises == (None,) * 4
-    arrived = service.inbox.receive([("a.png", BytesIO(image("red", 400)))]).images
-    job = service.submit("learn", service.learn, dict.fromkeys(arrived, "red"))
-    job.end.result()
-    assert (job.status, "cannot add images to class" in job.error) == (409, True)
-    service.close()
+    with client(tmp_path / "w", begun=model(head=LogisticHead)) as http:
+        (answer,) = http.post("/classify", files=images("red", 1)).json()["images"]
+        promises = ("known", "novelty", "p_value", "prediction_set")
+        assert [answer[name] for name in promises] == [None] * 4
+        refused = teach(http, images("red", 1, 400), "red")
+        assert refused.status_code == 409
+        assert "cannot add images to class" in refused.json()["error"]
 
 
 # ---------------------------------------------------------------------- teach
@@ -284,11 +281,6 @@ def test_two_classes_become_one(http, tmp_path):
     assert "not all of its photos" in refusal.json()["error"]
 
 
-def version_of(place, number):
-    """A version of the workspace of a test."""
-    return cifnet_pl.load(place / "w" / "versions" / f"{number:06}")
-
-
 def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
     """As if taught so at once; mistakes are asked about; undo takes it back."""
     teach(http, [*images("blue", 6), *images("yellow", 4)], "both")
@@ -419,35 +411,30 @@ def test_a_fault_stops_nothing(http, caplog):
 
 def test_the_first_classes_are_taught_and_taken_back(tmp_path):
     """A model of no class answers with none, learns the first ones, and forgets them."""
-    for turn in range(2):
-        with client(tmp_path / "w", begun=model(())) as http:
-            if not turn:
-                sent = http.post("/classify", files=images("red", 1)).json()
-                (answer,) = sent["images"]
-                assert (answer["classes"], answer["known"]) == ([], None)
-                assert http.get("/summary").json()["classes"] == 0
-                for path in ("/versions/1/bundle", "/audit"):
-                    assert http.get(path).status_code == 409
-                files = {}
-                for name in ("red", "green"):
-                    for i in range(6):
-                        files[f"{name}/{i}.png"] = image(name, i)
-                lesson = teach(http, [("files", ("a.zip", zipped(files)))]).json()
-                assert lesson["learned"] == {"red": 6, "green": 6}
-            answer = http.post("/classify", files=images("green", 3, 500))
-            assert names_of(answer) == ["green"] * 3
-            assert http.post("/undo").json()["version"] == 1
-            assert counts(http) == {}
-            assert http.post("/redo").json()["version"] == 2
+    with client(tmp_path / "w", begun=model(())) as http:
+        (answer,) = http.post("/classify", files=images("red", 1)).json()["images"]
+        assert (answer["classes"], answer["known"]) == ([], None)
+        assert http.get("/summary").json()["classes"] == 0
+        for path in ("/versions/1/bundle", "/audit"):
+            assert http.get(path).status_code == 409
+        files = {}
+        for name in ("red", "green"):
+            for i in range(6):
+                files[f"{name}/{i}.png"] = image(name, i)
+        lesson = teach(http, [("files", ("a.zip", zipped(files)))]).json()
+        assert lesson["learned"] == {"red": 6, "green": 6}
+    with client(tmp_path / "w", begun=model(())) as http:
+        answer = http.post("/classify", files=images("green", 3, 500))
+        assert names_of(answer) == ["green"] * 3
+        assert http.post("/undo").json()["version"] == 1
+        assert counts(http) == {}
+        assert http.post("/redo").json()["version"] == 2
 
 
 def test_the_images_of_fit_are_examples_and_are_forgotten(tmp_path):
     """Those that the model learned, by their content; others stay outside."""
-    folder = tmp_path / "photos"
-    for name in ("red", "green"):
-        (folder / name).mkdir(parents=True)
-        for i in range(4):
-            (folder / name / f"{i}.png").write_bytes(image(name, i))
+    learned = {name: [image(name, i) for i in range(4)] for name in ("red", "green")}
+    folder = class_folders(tmp_path / "photos", **learned)
     begun = cifnet_pl.extend(model(()), folder).model
     (folder / "red" / "new.png").write_bytes(image("red", 9))
     with client(tmp_path / "w", begun=begun, images=folder) as http:

@@ -1,7 +1,5 @@
 """The view for the till, and the page behind a reverse proxy and on other devices."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from datetime import date
@@ -65,7 +63,7 @@ def test_a_wrong_answer_is_corrected_by_a_tap(browser, server, one_day):
     assert (day["asked"], day["unsure"], day["corrected"]) == (2, 2, 2)
 
 
-def ask(page, content: bytes) -> None:
+def ask(page, content):
     """Ask the till about a photo that was taken with the phone's own camera."""
     choose(page, "#till-file", {"a.png": content})
     expect(page.locator("#till-tiles")).to_be_visible()

@@ -70,9 +70,10 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_zip_files_are_refused_in_one_sentence(name):
-    content, status, sentence = HOSTILE[name]
+@pytest.mark.parametrize(
+    ("content", "status", "sentence"), HOSTILE.values(), ids=HOSTILE
+)
+def test_hostile_zip_files_are_refused_in_one_sentence(content, status, sentence):
     with pytest.raises(RequestError, match=sentence) as refusal:
         of_zip(content)
     assert refusal.value.status == status

@@ -146,9 +146,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert renamed(again, "a") == 2
 
 
-def test_a_stored_change_counts_even_if_old_versions_cannot_be_removed(
-    tmp_path, monkeypatch, caplog
-):
+def test_a_change_counts_where_old_versions_cannot_go(tmp_path, monkeypatch, caplog):
     workspace = Workspace(tmp_path / "w", model(), keep_versions=2)
     renamed(workspace, "a")
 

@@ -2,6 +2,7 @@
 
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,12 +20,9 @@ def test_minutes_lie_between_checkpoints(tmp_path, monkeypatch):
     seconds = SimpleNamespace(monotonic=lambda: clock.seconds)
     monkeypatch.setattr(checkpoint, "time", seconds)
     saved = []
-    run = SimpleNamespace(
-        loggers=["a logger"],
-        log_dir=tmp_path,
-        strategy=SimpleNamespace(broadcast=lambda due: due),
-        save_checkpoint=lambda path, weights_only: saved.append(clock.seconds),
-    )
+    run = Mock(loggers=["a logger"], log_dir=tmp_path)
+    run.strategy.broadcast = lambda due: due
+    run.save_checkpoint = lambda path, weights_only: saved.append(clock.seconds)
     saves = SimpleNamespace(can_resume_inside_task=True)
     callback = TaskCheckpoint(every_minutes=2)
     for second in range(300):  # a batch each second
@@ -41,9 +39,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_count_only_where_the_run_goes_on_inside_the_task(
-    kind, tmp_path, monkeypatch
-):
+def test_they_count_only_where_a_run_goes_on_inside_a_task(kind, tmp_path, monkeypatch):
     """From a checkpoint that was written inside the second task."""
     install(monkeypatch.setitem)
     path = tmp_path / "inside.ckpt"
@@ -64,9 +60,7 @@ def test_they_count_only_where_the_run_goes_on_inside_the_task(
 @pytest.mark.parametrize(
     ("name", "part"), [("_embed", "backbone"), ("finish_task", "solving")]
 )
-def test_the_part_that_limits_a_run_is_measured(
-    name, part, tmp_path, monkeypatch, watch
-):
+def test_what_limits_a_run_is_measured(name, part, tmp_path, monkeypatch, watch):
     """An hour passes at each call."""
     clock = time.perf_counter
     hours = watch(CIFNetModule, name, lambda *_, **options: 1)

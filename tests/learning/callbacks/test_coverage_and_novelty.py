@@ -1,7 +1,6 @@
 """Unknown images and prediction sets of a run, against those of the model that it stores."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,23 +13,15 @@ from cifnet_pl.utilities.errors import CifnetError
 from tests.command_line import BUFFER, learned, rows
 from tests.lightning_runs import digits, fitted
 
-COLUMNS = [
-    "set_size",
-    "set_coverage",
-    "known_rejected",
-    "unknown_auroc",
-    "unknown_fpr95",
-]
-TAGS = {
-    "prediction_sets/size": "set_size",
-    "unknown/auroc": "unknown_auroc",
-    "unknown/fpr95": "unknown_fpr95",
-}
+COLUMNS = ["set_size", "set_coverage"]
+COLUMNS += ["known_rejected", "unknown_auroc", "unknown_fpr95"]
+TAGS = {"prediction_sets/size": "set_size"}
+TAGS |= {"unknown/auroc": "unknown_auroc", "unknown/fpr95": "unknown_fpr95"}
 RIDGE = ["--model.head", "RidgeHead", "--data.max_tasks", "2"]
 
 
 @pytest.fixture(scope="module")
-def unknown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unknown(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unknown")
     draw = np.random.default_rng(0)
     for i in range(20):

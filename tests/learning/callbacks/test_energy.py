@@ -5,7 +5,6 @@ run.
 import json
 import warnings
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import codecarbon
@@ -19,17 +18,14 @@ from tests.iterative.suite import data, install, learner, save_at
 from tests.lightning_runs import digits, module, trainer
 
 
-def part(kind: str, **values: object) -> object:
+def part(kind, **values):
     """A part of the hardware, which CodeCarbon tells by its class."""
     return type(kind, (), values)()
 
 
 GPUS = [part("NvidiaGPUDevice"), part("AMDGPUDevice")]
-HARDWARE = [
-    part("Cpu", _mode="intel_rapl"),
-    part("GPU", devices=SimpleNamespace(devices=GPUS)),
-    part("RAM"),
-]
+GPU = part("GPU", devices=SimpleNamespace(devices=GPUS))
+HARDWARE = [part("Cpu", _mode="intel_rapl"), GPU, part("RAM")]
 
 
 class Tracker:
@@ -37,7 +33,7 @@ class Tracker:
     before.
     """
 
-    fail_at: tuple[str, int] = ("never", 0)
+    fail_at = ("never", 0)
     calls: Counter[str]
     chosen: dict[str, object]
 
@@ -75,7 +71,7 @@ def tracker(monkeypatch):
     return Tracker
 
 
-def measured(folder: Path, *callbacks, made=None, fed=None, path=None, **options):
+def measured(folder, *callbacks, made=None, fed=None, path=None, **options):
     """The record of a run of two tasks; options are the monitor's."""
     made = made or module(head=RidgeHead, buffer=None)
     run = trainer(folder, EnergyMonitor(**options), *callbacks)
@@ -102,9 +98,7 @@ def test_learning_and_evaluation_are_apart(tracker, tmp_path):
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_a_run_that_goes_on_inside_a_task_counts_what_it_took_before(
-    enabled, tracker, tmp_path, monkeypatch
-):
+def test_what_a_task_took_before_a_stop_counts(enabled, tracker, tmp_path, monkeypatch):
     """A save is a reading, too. What was not measured before the stop makes the task unknown."""
     install(monkeypatch.setitem)
     path = tmp_path / "mid.ckpt"
@@ -128,9 +122,8 @@ def test_a_run_that_goes_on_inside_a_task_counts_what_it_took_before(
     ("where", "tasks", "stops"),
     [(("init", 1), 0, 0), (("measure", 5), 1, 1), (("stop", 1), 2, 2)],
 )
-def test_a_failure_costs_the_reading_and_not_the_run(
-    where, tasks, stops, tracker, tmp_path, monkeypatch
-):
+def test_a_failure_ends_no_run(where, tasks, stops, tracker, tmp_path, monkeypatch):
+    """It costs the reading."""
     monkeypatch.setattr(tracker, "fail_at", where)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -141,7 +134,8 @@ def test_a_failure_costs_the_reading_and_not_the_run(
     energies = [row.energy_kwh for row in record.rows]
     assert energies == [111.0] * tasks + [None] * (2 - tasks)
     summary = record.summary()
-    for key in ("energy_kwh", "energy_cpu_kwh", "co2_kg", "A_K_per_kwh"):
+    sums = ("energy_kwh", "energy_cpu_kwh", "co2_kg", "A_K_per_kwh", "eval_energy_kwh")
+    for key in sums:
         assert (summary[key] is not None) == (tasks == 2), key
     assert tracker.calls["stop"] == stops
 

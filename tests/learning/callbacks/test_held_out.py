@@ -1,7 +1,6 @@
 """Refit on all images: held-out images are learned after the last evaluation, by a copy."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,20 +20,18 @@ RIDGE = ["--model.head", "RidgeHead"]
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     """Ten images of each class, of which a run holds out two."""
     return make_images(tmp_path_factory.mktemp("images"), NAMES, 10)
 
 
-def run(logs: Path, images: Path, *options: str) -> Path:
+def run(logs, images, *options):
     return learned(logs, *OPTIONS, *RIDGE, "--data.root", str(images), *options)
 
 
-def test_all_images_are_learned_after_the_evaluation_in_one_run_or_two(
-    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    """The held-out images of its first task are no part of what a run goes on from. A given test
-    split is never learned.
+def test_all_images_are_learned_after_the_evaluation(images, tmp_path, capsys):
+    """In one run or two: the held-out images of its first task are no part of what a run goes on
+    from. A given test split is never learned.
     """
     folder = run(tmp_path / "a", images)
     lines = capsys.readouterr().out.splitlines()
@@ -63,18 +60,13 @@ def test_all_images_are_learned_after_the_evaluation_in_one_run_or_two(
     torch.testing.assert_close(model.head(z), whole.head(z), rtol=1e-8, atol=1e-8)
 
 
-def test_where_tuning_or_the_head_cannot_add_images_none_is_learned(
-    images: Path, tmp_path: Path
-):
+def test_where_tuning_or_the_head_cannot_add_images_none_is_learned(images, tmp_path):
     options = {"source": "folder", "root": str(images), "max_tasks": 1}
-    for head, more, learned_images in (
-        (CIFNetHead, {}, 8),
-        (RidgeHead, {"tune": 0.2}, 6),
-    ):
+    for head, more, count in ((CIFNetHead, {}, 8), (RidgeHead, {"tune": 0.2}, 6)):
         learner = module(head=head)
         callback = HeldOutImages()
         logger = CSVLogger(tmp_path, head.__name__, "")
         run = trainer(tmp_path, callback, logger=logger)
         run.fit(learner, datamodule=digits(**options, **more))
         assert not (tmp_path / head.__name__ / "model").exists()
-        assert set(learner.head.class_counts().values()) == {learned_images}
+        assert set(learner.head.class_counts().values()) == {count}

@@ -3,7 +3,6 @@ processes.
 """
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,17 +14,17 @@ from cifnet_pl.learning.callbacks import ActivationTable, TaskMetrics
 from tests.command_line import fit, learned
 from tests.lightning_runs import digits, module, trainer
 
-KEEP = ["--predictions.every_task", "true"]
+KEEP = ["--predictions.every_task", "true", "--data.class_order", "1"]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """A run of five tasks that was never interrupted."""
-    return learned(tmp_path_factory.mktemp("whole"), *KEEP, "--data.class_order", "1")
+    return learned(tmp_path_factory.mktemp("whole"), *KEEP)
 
 
 @pytest.fixture(scope="module")
-def predictions(whole: Path) -> pd.DataFrame:
+def predictions(whole):
     """All predictions of that run, and whether each is right."""
     table = pd.read_parquet(whole / "predictions.parquet")
     top = table[[f"top_{k}" for k in range(1, 6)]]
@@ -33,9 +32,7 @@ def predictions(whole: Path) -> pd.DataFrame:
     return table.assign(right=table["top_1"] == table["label"], in_top=in_top)
 
 
-def test_class_accuracies_confusions_and_predictions_agree_with_the_matrix_of_tasks(
-    whole: Path, predictions: pd.DataFrame
-) -> None:
+def test_predictions_agree_with_accuracies_and_confusions(whole, predictions):
     classes = pd.read_csv(whole / "class_accuracy.csv", dtype={"class": str})
     task_of = classes.set_index("class")["task"]
     by_task = predictions.groupby("task")["right"].mean()
@@ -58,9 +55,7 @@ def test_class_accuracies_confusions_and_predictions_agree_with_the_matrix_of_ta
     assert list(classes["test_images"]) == list(counts.sum(axis=1))
 
 
-def test_top5_is_the_share_of_images_whose_class_is_among_five(
-    whole: Path, predictions: pd.DataFrame
-) -> None:
+def test_top5_is_the_share_of_images_whose_class_is_among_five(whole, predictions):
     shares = 100 * predictions.groupby("task")["in_top"].mean().astype(float)
     shares[:2] = np.nan  # with up to five classes it says nothing
     top5 = pd.read_csv(whole / "tasks.csv")["top5"]
@@ -73,14 +68,13 @@ def test_top5_is_the_share_of_images_whose_class_is_among_five(
     assert first["probability_1"] >= first["probability_2"]
 
 
-def test_an_interrupted_run_has_the_same_files(whole: Path, tmp_path: Path) -> None:
-    options = [*KEEP, "--data.class_order", "1"]
-    run = learned(tmp_path, *options, "--data.max_tasks", "2")
+def test_an_interrupted_run_has_the_same_files(whole, tmp_path):
+    run = learned(tmp_path, *KEEP, "--data.max_tasks", "2")
     assert (run / "confusion.csv").is_file()
     # What a kill before the end of the run leaves.
     for name in ("summary.json", "confusion.png"):
         (run / name).unlink()
-    assert fit(tmp_path, *options, "--ckpt_path", "last") == 0
+    assert fit(tmp_path, *KEEP, "--ckpt_path", "last") == 0
     assert (run / "confusion.png").is_file()
     files = (whole / "predictions.parquet").iterdir()
     tables = [file.relative_to(whole) for file in files]
@@ -89,7 +83,7 @@ def test_an_interrupted_run_has_the_same_files(whole: Path, tmp_path: Path) -> N
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-def test_the_table_is_what_the_stored_head_gives(tmp_path: Path) -> None:
+def test_the_table_is_what_the_stored_head_gives(tmp_path):
     learner = module()
     callbacks = [TaskMetrics(), ActivationTable()]
     logger = CSVLogger(tmp_path, "", "")

@@ -50,9 +50,8 @@ def test_the_bar_speaks_of_tasks(terminal):
 
 def test_a_log_shows_each_task_when_it_ends(tmp_path, capsys, caplog):
     """Names may have brackets, and one may have two spellings."""
-    images = make_images(
-        tmp_path / "images", ["Cup", "[bold] lid", "[x] box", "cup"], 8
-    )
+    names = ["Cup", "[bold] lid", "[x] box", "cup"]
+    images = make_images(tmp_path / "images", names, 8)
     words = f"--data.root {images} --data.source folder --model.head RidgeHead"
     assert fit(tmp_path, *words.split()) == 0
     shown, errors = capsys.readouterr()
@@ -71,19 +70,16 @@ def test_a_log_shows_each_task_when_it_ends(tmp_path, capsys, caplog):
 
 
 @pytest.mark.parametrize(
-    ("train", "waiting", "solving", "text"),
+    ("waiting", "solving", "text"),
     [
-        (10.0, 7.0, 1.0, " (images 70 %)"),
-        (10.0, 1.0, 6.0, " (solve 60 %)"),
-        (10.0, 1.0, 1.0, " (backbone 80 %)"),
-        (10.0, None, 9.0, ""),
+        (7.0, 1.0, " (images 70 %)"),
+        (1.0, 6.0, " (solve 60 %)"),
+        (1.0, 1.0, " (backbone 80 %)"),
+        (None, 9.0, ""),
     ],
 )
-def test_a_run_says_what_limits_it(
-    train: float, waiting: float | None, solving: float, text: str
-) -> None:
-    seconds = {"train_seconds": train, "waiting_seconds": waiting}
-    row = TaskRow(solve_seconds=solving, **seconds)
+def test_a_run_says_what_limits_it(waiting, solving, text):
+    row = TaskRow(train_seconds=10.0, waiting_seconds=waiting, solve_seconds=solving)
     assert largest_share(RunRecord([row, row])) == text
 
 
