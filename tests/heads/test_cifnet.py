@@ -34,10 +34,10 @@ SLOPES = {
 }
 """Slope of the sigmoid at the logit t, in the paper and in the released code."""
 
-variants = pytest.mark.parametrize(
-    ("weighting", "update_past"),
-    [("derivative", True), ("derivative", False), ("released", True)],
+variants = st.sampled_from(
+    [("derivative", True), ("derivative", False), ("released", True)]
 )
+"""Weighting, and whether the classes of past tasks are updated."""
 
 
 def literal_neuron(
@@ -77,13 +77,9 @@ def learn(tasks: list[LiteralTask], **settings: Any) -> CIFNetHead:
     return head
 
 
-@variants
-@given(
-    tasks=streams(), pieces=st.integers(1, 5), ridge=st.sampled_from([0.01, 1.0, 10.0])
-)
-def test_agrees_with_a_literal_svd_per_class_and_batch(
-    tasks, pieces, ridge, update_past, weighting
-):
+@given(streams(), variants, st.integers(1, 5), st.sampled_from([0.01, 1.0, 10.0]))
+def test_agrees_with_a_literal_svd_per_class_and_batch(tasks, variant, pieces, ridge):
+    weighting, update_past = variant
     head = learn(tasks, ridge=ridge, update_past=update_past, weighting=weighting)
     weights = []
     for j, task in enumerate(tasks):
@@ -99,9 +95,9 @@ def test_agrees_with_a_literal_svd_per_class_and_batch(
     assert distance(head.weights(), np.stack(weights, axis=1)) < 1e-8
 
 
-@variants
-@given(tasks=streams(most_features=4, least_samples=8))
-def test_gcv_is_a_search_with_the_hat_matrix(tasks, update_past, weighting) -> None:
+@given(streams(most_features=4, least_samples=8), variants)
+def test_gcv_is_a_search_with_the_hat_matrix(tasks, variant) -> None:
+    weighting, update_past = variant
     # More samples than features: else the hat matrix leaves only rounding (see tests/statistics).
     head = learn(tasks, ridge="gcv", update_past=update_past, weighting=weighting)
     for j, task in enumerate(tasks):
@@ -111,9 +107,7 @@ def test_gcv_is_a_search_with_the_hat_matrix(tasks, update_past, weighting) -> N
         weight = np.concatenate([task.past_weight, np.ones(len(y))])
         y = np.concatenate([task.past_y, y])
         groups = [task.classes]
-        if (
-            weighting == "released"
-        ):  # every class has a Gram matrix, and so a ridge, of its own
+        if weighting == "released":  # each class has a Gram matrix and ridge of its own
             groups = [[c] for c in task.classes]
         for group in groups:
             target = targets(group, y)
@@ -158,10 +152,8 @@ def test_weights_and_accuracies_agree_with_the_golden_vectors(variant):
     # which the file itself carries up to 1.34e-9 of rounding.
     tolerance = 1e-11 if variant.startswith("paper") else 1.4e-9
     x, y = scans()
-    train = torch.from_numpy(GOLDEN["train_rows"]).long()
-    test = torch.from_numpy(GOLDEN["test_rows"]).long()
-    stored = torch.from_numpy(GOLDEN["buffer_rows"]).long()
-    order = torch.from_numpy(GOLDEN["class_order"]).long()
+    names = ("train_rows", "test_rows", "buffer_rows", "class_order")
+    train, test, stored, order = (torch.from_numpy(GOLDEN[name]) for name in names)
     head = CIFNetHead(64, ridge=0.01, epsilon=EPSILON, **VARIANTS[variant])
     for k in range(5):
         seen = order[: 2 * k + 2]

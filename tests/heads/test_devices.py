@@ -14,7 +14,8 @@ from tests.heads.suite import HEADS
 from tests.simulated_device import simulated_device
 
 REAL = torch.accelerator.current_accelerator(check_available=True)
-SAME = {"cifnet-locked", "cifnet-gcv", "ridge-auto", "ridge", "ranpac", "dsal", "acil"}
+SAME = {"cifnet", "cifnet-locked", "cifnet-gcv", "ridge-auto", "ridge", "slda"}
+SAME |= {"ranpac", "dsal", "acil"}
 """Heads that take no other way on a device than others do; nor do those of float32."""
 
 CASES = [c for c in HEADS if c.id not in SAME and not c.id.endswith("-float32")]
