@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from cifnet_pl.data.samples import Source
-from tests.data.entrances import add_file, built, png
-from tests.data.tree import COLOURS, class_tree, fill
+from tests.data.entrances import add_file, png
+from tests.data.tree import class_tree
 
 
 @dataclass(frozen=True)
@@ -23,20 +22,12 @@ class Case:
         write: lays the data out below an empty folder.
         classes: the names that it must give, in order.
         sizes: number of training and of validation images.
-        file: how the name of the file begins that is the root, if the root is none of the folders.
     """
 
     source: str
     write: Callable[[Path], None]
     classes: tuple[str, ...]
     sizes: tuple[int, int]
-    file: str | None = None
-
-    def build(self, root: Path) -> Source:
-        """Build the source over what was laid out."""
-        if self.file is not None:
-            (root,) = root.glob(f"{self.file}*")
-        return built(self.source, root)
 
 
 def nothing(root: Path) -> None:
@@ -99,13 +90,6 @@ def eurosat(root: Path) -> None:
     class_tree(root / "eurosat/2750", 5)
 
 
-def domain_folders(root: Path) -> None:
-    """Two domains; the second one lacks a class."""
-    class_tree(root / "image", 5)
-    for i, name in enumerate(("blue", "green")):
-        fill(root / "sketch" / name, COLOURS[name], 5, first=100 * (i + 1))
-
-
 def listed(root: Path) -> None:
     """A table over images in no particular folders, with tasks and domains."""
     rows = ["path,label,split,task,domain"]
@@ -139,6 +123,4 @@ CASES = [
     Case("torchvision:GTSRB", gtsrb, ("0", "1", "2", "3"), (12, 4)),
     Case("imagenette", imagenette, SYNONYMS, (6, 2)),
     Case("torchvision:EuroSAT", eurosat, THREE, (12, 3)),
-    Case("domains", domain_folders, THREE, (20, 5)),
-    Case("manifest", listed, THREE, (18, 6), file="table."),
 ]

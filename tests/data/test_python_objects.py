@@ -69,7 +69,6 @@ def test_images(given: Any, classes: tuple[str, ...], sizes: tuple[int, int]) ->
     ("given", "name", "head", "kind"),
     [
         ((PIXELS, LABELS), "pixels:4", CIFNetHead, None),
-        (TENSORS, "none:6", CIFNetHead, None),
         (TENSORS, "none:6", RidgeHead, Blurry()),
         (TENSORS, "none:6", RidgeHead, TaskFree(40)),
     ],

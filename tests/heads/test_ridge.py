@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-import cifnet_pl
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
 from cifnet_pl.heads.trial import learn, stream
 from cifnet_pl.testing import QUERIES, TASKS, difference, halves
 from cifnet_pl.utilities.errors import UsageError
-from tests import models
 from tests.heads.literal import (
     EPSILON,
     LiteralTask,
@@ -208,10 +206,3 @@ def test_forgetting_equals_never_having_learned(options: dict[str, Any]) -> None
         left = len(never.classes) * each.sums.packed_gram.numel()
         assert each.state_elements() == {**never.state_elements(), "remembered": left}
     assert never.statistics_of_class(never.classes[0]) is None
-
-
-def test_a_model_recalls_what_its_head_remembers() -> None:
-    model = models.learned("ridge-remember", [["ant", "bee"], ["cat"]])
-    result = cifnet_pl.forget(model, ["ant", "cat"])
-    assert (result.exact, result.recalled) == (True, True)
-    assert not result.model.removals

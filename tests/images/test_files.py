@@ -81,7 +81,6 @@ def test_circles_are_entered_once(tree: Path):
 def test_the_page_skips_the_same_folders() -> None:
     page = Path(cifnet_pl.serving.__file__).parent / "page" / "page.js"
     listed = re.search(r"SYSTEM_FOLDERS = \[(.*?)\]", page.read_text(), re.DOTALL)
-    assert listed is not None
     assert set(re.findall(r'"(.*?)"', listed[1])) == SYSTEM_FOLDERS
 
 

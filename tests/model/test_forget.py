@@ -58,7 +58,10 @@ def test_a_forgotten_class_leaves_statistics_as_if_it_had_never_been_there(remem
     forgotten = empty.clone()
     forgotten.learn_embeddings(["a", "b"], samples)
     if remember:
-        forgotten = forget(forgotten, "a").model
+        result = forget(forgotten, "a")
+        assert (result.exact, result.recalled) == (True, True)
+        forgotten = result.model
+        assert not forgotten.removals
     else:
         _subtract_images(forgotten, "a", dict(enumerate(z[:50])))
         forgotten.remove_classes(["a"])
