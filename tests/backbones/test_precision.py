@@ -1,29 +1,26 @@
 """A model lives on in the precision that it was learned in."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 import cifnet_pl
-from cifnet_pl.backbones import BACKBONES, Preprocessing, build_backbone
+from cifnet_pl.backbones import BACKBONES, build_backbone
 from cifnet_pl.backbones.engines import FLOAT32, REDUCED
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.export import Graph, Square, check_onnx
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import UsageError
-from tests.backbones.test_engines import Small
+from tests.backbones.test_engines import Small, built
 from tests.cli.test_extend import assert_same_scores, fit
 from tests.command_line import assert_ends, make_images, run_cifnet
 
 BF16 = "bf16-mixed"
 CLASSES = ["ant", "bee", "cat", "dog"]
-
-
-def small(*_: object) -> tuple[Small, int, Preprocessing]:
-    return Small(), 12, Preprocessing(16)
 
 
 def empty(precision: str) -> Classifier:
@@ -44,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     make_images(root / "new", ["dog"], 8)
     network = ["--model.backbone", "small", "--model.head", "RidgeHead"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(BACKBONES, "small", small)
+        patch.setitem(BACKBONES, "small", partial(built, Small))
         fit(root / "three", root / "runs", *network, "--trainer.precision", BF16)
         four = cifnet_pl.extend(empty(BF16), root / "four").model
         four.save(root / "bundle")

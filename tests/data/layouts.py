@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 
 from tests.data.entrances import add_file, png
-from tests.data.tree import class_tree
+from tests.data.tree import COLOURS, class_tree, fill
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,13 @@ def imagenette(root: Path) -> None:
 def eurosat(root: Path) -> None:
     """No parts of its own."""
     class_tree(root / "eurosat/2750", 5)
+
+
+def domain_folders(root: Path) -> None:
+    """Two domains; the second one lacks a class."""
+    class_tree(root / "image", 5)
+    for i, name in enumerate(("blue", "green")):
+        fill(root / "sketch" / name, COLOURS[name], 5, first=100 * (i + 1))
 
 
 def listed(root: Path) -> None:

@@ -66,9 +66,6 @@ class Broken(MyNet):
 def empty(options):
     return options.own["count"]
 
-class Nameless(nn.Module):
-    pass
-
 class Plain:
     pass
 """
@@ -196,7 +193,6 @@ def test_entry_points_have_short_names(installed: None, tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("import:my_parts.Nameless", "needs the attributes features"),
         ("import:my_parts.Plain", "needs the attributes features"),
         ("import:my_parts.MyHead", "called without arguments, fails: TypeError"),
         ("import:my_parts.Narrow", r"shape \(2, 192\).*expected \(2, 384\)"),
