@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from tests.data.entrances import add_file, png
+from cifnet_pl.data.samples import Source
+from tests.data.entrances import add_file, built, png
 from tests.data.tree import COLOURS, class_tree, fill
 
 
@@ -22,12 +23,20 @@ class Case:
         write: lays the data out below an empty folder.
         classes: the names that it must give, in order.
         sizes: number of training and of validation images.
+        file: how the name of the file begins that is the root, if the root is none of the folders.
     """
 
     source: str
     write: Callable[[Path], None]
     classes: tuple[str, ...]
     sizes: tuple[int, int]
+    file: str | None = None
+
+    def build(self, root: Path) -> Source:
+        """Build the source over what was laid out."""
+        if self.file is not None:
+            (root,) = root.glob(f"{self.file}*")
+        return built(self.source, root)
 
 
 def nothing(root: Path) -> None:

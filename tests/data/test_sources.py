@@ -31,7 +31,7 @@ from tests.data.layouts import CASES, Case
 def as_shipped(case: Case, folder: Path) -> Source:
     """Lay a benchmark out, build it, and check its classes and sizes."""
     case.write(folder)
-    source = built(case.source, folder)
+    source = case.build(folder)
     assert tuple(source.class_names) == case.classes
     assert (len(source.train), len(source.test)) == case.sizes
     return source
