@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -60,7 +59,7 @@ SHARED_CACHE = os.environ[engines.CACHE_VARIABLE]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_networks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def small_networks(tmp_path_factory: pytest.TempPathFactory):
     """Networks that are exported in a second, by name, and once for all of these tests."""
     networks = {"small": Small, "stubborn": Stubborn, "one_size": one_size}
     with pytest.MonkeyPatch.context() as patch:
@@ -71,7 +70,7 @@ def small_networks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @contextmanager
-def threads_of_torch(count: int) -> Iterator[None]:
+def threads_of_torch(count: int):
     """Another number of threads than usual within the block."""
     usual = torch.get_num_threads()
     torch.set_num_threads(count)

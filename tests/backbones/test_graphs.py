@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 from threading import Event
 
 import pytest
@@ -33,7 +32,7 @@ def graph_of(network: type[Small]) -> bytes:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(engines.CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(
         engines, "exported", lambda backbone: graph_of(type(backbone.network))
@@ -47,7 +46,7 @@ def exports(watch) -> list[str]:
     return watch(engines, "exported", lambda backbone: backbone.name)
 
 
-def test_a_network_is_exported_once(folder: Path, exports: list[str]):
+def test_a_network_is_exported_once(folder, exports: list[str]):
     for _ in range(2):
         assert_agree(small())
     assert exports == ["small"]

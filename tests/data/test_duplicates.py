@@ -1,7 +1,6 @@
 """A run learns an image once, whatever its names and the batches, and says what stands twice."""
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,7 +47,7 @@ FOUND = {
 
 
 @pytest.fixture(scope="module")
-def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repeated(tmp_path_factory: pytest.TempPathFactory):
     """Class folders in two parts with ``COPIES``."""
     folder = tmp_path_factory.mktemp("repeated")
     make_images(folder / "train", NAMES, 12)
@@ -77,7 +76,7 @@ def test_duplicates_are_named_and_left_out(repeated, tmp_path, caplog):
     assert learner.evaluation.images == 9
 
 
-def test_what_is_left_out_does_not_depend_on_where_a_run_stops(repeated: Path) -> None:
+def test_what_is_left_out_does_not_depend_on_where_a_run_stops(repeated) -> None:
     source = built("folder", repeated)
     for max_tasks in (1, 2):
         data = CIFNetDataModule(source, classes_per_task=2, max_tasks=max_tasks)
@@ -91,7 +90,7 @@ def test_what_is_left_out_does_not_depend_on_where_a_run_stops(repeated: Path) -
         assert left_out == [6, 6]
 
 
-def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
+def test_samples_that_return_are_learned_once(tmp_path) -> None:
     """A duplicate in a later task is the one that is left out."""
     root = make_images(tmp_path / "images", ["ant"], 6)
     shutil.copy(root / "ant" / "5.png", root / "ant" / "0 copy.png")
@@ -105,7 +104,7 @@ def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
         assert found.other == names[tasks[0][0]]
 
 
-def test_a_class_that_is_a_copy_of_another_is_refused(tmp_path: Path) -> None:
+def test_a_class_that_is_a_copy_of_another_is_refused(tmp_path) -> None:
     root = make_images(tmp_path / "images", ["ant", "bee"], 6)
     shutil.copytree(root / "ant", root / "cow")
     data = CIFNetDataModule(root=str(root), image_size=8, num_workers=0)

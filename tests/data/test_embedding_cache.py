@@ -4,13 +4,11 @@ import importlib
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cifnet_pl import CIFNetModule
 from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.data.embedding_cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.data.samples import SampleTable, Source
@@ -34,7 +32,7 @@ def test_results_with_and_without_are_identical(tmp_path, image_folder, watch):
     embedded: list[int] = watch(Backbone, "forward", lambda _, images: len(images))
     read: list[int] = watch(SampleTable, "given", lambda _, row: row)
 
-    def run(**options: Any) -> CIFNetModule:
+    def run(**options):
         places = {"root": str(image_folder), "cache_folder": str(tmp_path / "cache")}
         data = digits(source="folder", classes_per_task=1, **places, **options)
         learner = module()

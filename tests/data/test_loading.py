@@ -2,7 +2,6 @@
 
 import os
 import time
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -193,7 +192,7 @@ def test_processes_of_one_machine_share_its_cores(monkeypatch):
         assert decoding_cores() == used
 
 
-def test_decoding_stops_with_its_consumer(tmp_path: Path):
+def test_decoding_stops_with_its_consumer(tmp_path):
     Image.new("L", (2, 2)).save(tmp_path / "a.png")
     asked = 0
 

@@ -1,7 +1,5 @@
 """Plans: every class once, learned ones never move, a split for tuning, one run after another."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
-from cifnet_pl import CIFNetModule
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.data.splitting import tuning_source
@@ -143,10 +140,10 @@ PIXELS, LABELS = load_digits(return_X_y=True)
 FEW = (PIXELS[:300].reshape(-1, 8, 8).astype(np.uint8) * 15, LABELS[:300])
 
 
-def test_nothing_of_one_learner_reaches_the_next(tmp_path: Path, watch) -> None:
+def test_nothing_of_one_learner_reaches_the_next(tmp_path, watch) -> None:
     """Neither embeddings, of which each is computed once in a run, nor the order of classes."""
 
-    def learned(model: CIFNetModule, data: CIFNetDataModule) -> float | None:
+    def learned(model, data: CIFNetDataModule) -> float | None:
         trainer(tmp_path).fit(model, datamodule=data)
         return model.evaluation.accuracy
 

@@ -1,6 +1,5 @@
 """Arrays and torch data sets as a source, and a stream of them without a Trainer."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,7 +102,7 @@ def test_tasks_in_another_order_or_that_return_are_refused() -> None:
         model.learn(last)
 
 
-def test_images_in_a_loop_of_ones_own(tmp_path: Path) -> None:
+def test_images_in_a_loop_of_ones_own(tmp_path) -> None:
     root = class_tree(tmp_path / "images", 5)
     copied = root / "red" / "copy.png"
     copied.write_bytes((root / "red" / "0.png").read_bytes())

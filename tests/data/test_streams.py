@@ -14,11 +14,8 @@ from cifnet_pl.data.streams import (
     Domains,
     Listed,
     LongTailed,
-    Plan,
     Returning,
-    Stream,
     TaskFree,
-    Tasks,
     make_plan,
 )
 from cifnet_pl.utilities.errors import DataError, UsageError
@@ -44,7 +41,7 @@ def source(sizes: list[int] | None = None, groups: int = 0) -> Source:
     return built(samples)
 
 
-def plan(stream: Stream, data: Source | None = None, learned: Tasks = ()) -> Plan:
+def plan(stream, data: Source | None = None, learned=()):
     return make_plan(data or source(), stream, 3, 2, learned=learned)
 
 

@@ -1,7 +1,6 @@
 """Every head lives on another device, simulated and where there is one real, as on the CPU."""
 
 import copy
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -22,7 +21,7 @@ CASES = [c for c in HEADS if c.id not in SAME and not c.id.endswith("-float32")]
 
 
 @pytest.fixture(params=filter(None, ["simulated", REAL]), ids=str)
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+def device(request: pytest.FixtureRequest):
     if request.param != "simulated":
         yield torch.device(request.param)
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,21 +17,12 @@ from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
 from cifnet_pl.heads.trial import learn, stream
 from cifnet_pl.testing import QUERIES, TASKS, difference, halves
 from cifnet_pl.utilities.errors import UsageError
-from tests.heads.literal import (
-    EPSILON,
-    LiteralTask,
-    dense_ridge,
-    distance,
-    nll,
-    pooled,
-    streams,
-    targets,
-)
+from tests.heads import literal
 from tests.heads.suite import normal, scans, teach
 
 
-def learn_arrays(tasks: list[LiteralTask], **settings: Any) -> RidgeHead:
-    head = RidgeHead(tasks[0].z.shape[1], epsilon=EPSILON, **settings)
+def learn_arrays(tasks: list[literal.LiteralTask], **settings) -> RidgeHead:
+    head = RidgeHead(tasks[0].z.shape[1], epsilon=literal.EPSILON, **settings)
     for task in tasks:
         z, y = torch.from_numpy(task.z), torch.from_numpy(task.y)
         teach(head, z, y, classes=task.classes)
@@ -40,20 +30,22 @@ def learn_arrays(tasks: list[LiteralTask], **settings: Any) -> RidgeHead:
 
 
 @given(
-    tasks=streams(),
+    tasks=literal.streams(),
     ridge=st.sampled_from([1e-2, 1.0, 100.0]),
     products=st.sampled_from([0.0, 1.5]),
 )
 def test_equals_a_dense_joint_ridge_over_all_data(tasks, ridge, products) -> None:
     """A product feature is that of two sums of all features, divided by the embedding's length."""
     head = learn_arrays(tasks, ridge=ridge, product_features=products)
-    classes, z, y = pooled(tasks)
+    classes, z, y = literal.pooled(tasks)
     assert head.classes == classes
     p, q = np.split(head.directions.numpy(), 2)
     lengths = np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-300)
     both = 0.5 * (z @ p.T) * (z @ q.T) / lengths / max(len(p), 1) ** 0.5
-    _, expected = dense_ridge(np.hstack([z, both]), targets(classes, y), ridge)
-    assert distance(head.weights, expected) < 1e-9
+    _, expected = literal.dense_ridge(
+        np.hstack([z, both]), literal.targets(classes, y), ridge
+    )
+    assert literal.distance(head.weights, expected) < 1e-9
 
 
 COUNTS = [([400, 399, 900], 3.0), ([100, 199, 900], 1.0), (None, 0)]
@@ -138,7 +130,7 @@ def test_the_weights_of_the_rules_are_the_most_likely_ones() -> None:
     for factors in ((0.9, 1.0), (1.1, 1.0), (1.0, 0.9), (1.0, 1.1)):
         other = head.rule_weights * torch.tensor(factors)
         logits = torch.tensordot(other, rules, dims=1)
-        assert nll(scores, y, 1.0, power) <= nll(logits, y, 1.0, power)
+        assert literal.nll(scores, y, 1.0, power) <= literal.nll(logits, y, 1.0, power)
     loaded = RidgeHead(64, decision="auto")
     loaded.load_state_dict(head.state_dict())
     assert torch.equal(loaded(z), head(z))
@@ -190,7 +182,7 @@ WIDE = {"decision": "discriminant", "product_features": 1.5}
 
 
 @pytest.mark.parametrize("options", [{}, WIDE])
-def test_forgetting_equals_never_having_learned(options: dict[str, Any]) -> None:
+def test_forgetting_equals_never_having_learned(options) -> None:
     """After a merge, too."""
     head = learn(RidgeHead(D, remember=True, **options), TASKS, batch=4)
     parts = [halves(task) for task in TASKS]

@@ -5,7 +5,6 @@ import importlib.metadata
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +77,7 @@ TORCH = ["--model.engine", "torch"]  # an export to ONNX takes seconds
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def parts(tmp_path_factory: pytest.TempPathFactory):
     """A folder with the user's file, which can be imported from there."""
     folder = tmp_path_factory.mktemp("mine")
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)

@@ -3,9 +3,7 @@
 import json
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -322,7 +320,7 @@ def test_mutated_bytes(kind, run, bundle, tmp_path, data):
 # ---------------------------------------------------------------------- checkpoints
 
 
-def rewritten(run: Path, target: Path, change: Callable[[dict], Any]) -> Path:
+def rewritten(run: Path, target: Path, change) -> Path:
     content = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     change(content)
     torch.save(content, target)
