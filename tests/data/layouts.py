@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow
@@ -14,8 +14,7 @@ from tests.data.entrances import add_file, built, png
 from tests.data.tree import COLOURS, class_tree, fill
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A source, how to lay it out below a folder, and what it must then hold.
 
     Attributes:

@@ -24,7 +24,6 @@ COPIES = {
     "val/ant/again.png": "train/ant/2.png",
     "val/ant/again 2.png": "train/ant/2.png",
     "val/bee/a.png": "val/bee/9.png",
-    "val/bee/b.png": "val/bee/9.png",
     "val/dog/wrong.png": "val/ant/10.png",
     "val/dog/cow.png": "train/cow/3.png",
 }
@@ -38,7 +37,6 @@ FOUND = {
     ("training and test", "test", "ant/again 2.png", "ant/2.png"),
     ("duplicate", "test", "ant/again.png", "ant/again 2.png"),
     ("duplicate", "test", "bee/a.png", "bee/9.png"),
-    ("duplicate", "test", "bee/b.png", "bee/9.png"),
     ("two classes", "test", "ant/10.png", "dog"),
     ("two classes", "test", "dog/wrong.png", "ant"),
     ("two classes", "test", "dog/cow.png", "cow"),
@@ -87,7 +85,7 @@ def test_what_is_left_out_does_not_depend_on_where_a_run_stops(repeated) -> None
             told.add((one.kind, part, one.sample, one.other))
         assert told == FOUND
         left_out = [int(mask.sum()) for mask in found.left_out(source).values()]
-        assert left_out == [6, 6]
+        assert left_out == [6, 5]
 
 
 def test_samples_that_return_are_learned_once(tmp_path) -> None:
