@@ -16,12 +16,10 @@ from tests.data.entrances import built
 from tests.lightning_runs import digits, module, trainer
 from tests.models import tensors_equal
 
-NAMES = ["ant", "bee"]
-
 
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Path:
-    return make_images(tmp_path / "images", NAMES)
+    return make_images(tmp_path / "images", ["ant", "bee"])
 
 
 def test_results_with_and_without_are_identical(tmp_path, image_folder, watch):

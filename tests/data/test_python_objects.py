@@ -72,9 +72,7 @@ def test_images(given: Any, classes: tuple[str, ...], sizes: tuple[int, int]) ->
         (TENSORS, "none:6", RidgeHead, TaskFree(40)),
     ],
 )
-def test_a_model_learns_without_a_trainer_as_with_one(
-    given, name, head, kind, tmp_path
-):
+def test_a_model_learns_without_trainer_as_with_one(given, name, head, kind, tmp_path):
     def data() -> CIFNetDataModule:
         options = {"classes_per_task": 2, "class_order": 1, "image_size": 4}
         return CIFNetDataModule(given, stream=kind, num_workers=0, **options)

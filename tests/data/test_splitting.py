@@ -30,9 +30,7 @@ def image(path: Path, taken: datetime | None = None) -> None:
     Image.new("RGB", (8, 8)).save(path, exif=exif)
 
 
-def split(
-    root: Path, group: str, fraction: float = 0.25
-) -> tuple[list[str], list[str]]:
+def split(root, group, fraction=0.25):
     source = built("folder", root, val_fraction=fraction, group=group)
     return list(source.train.names), list(source.test.names)
 

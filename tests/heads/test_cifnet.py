@@ -28,9 +28,7 @@ variants = st.sampled_from(
 """Weighting, and whether the classes of past tasks are updated."""
 
 
-def literal_neuron(
-    label: int, batches: list[Batch], ridge: float, weighting: str
-) -> literal.Array:
+def literal_neuron(label, batches, ridge, weighting):
     """Weights of one class from the batches that it sees, by Algorithm 1 of the paper."""
     width = 1 + batches[0][0].shape[1]
     u = np.zeros((width, 0))

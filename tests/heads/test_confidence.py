@@ -65,9 +65,7 @@ class Stream:
             head.solve()
         return head
 
-    def samples(
-        self, label: int, count: int, left_out: tuple[tuple[int, int], ...]
-    ) -> tuple[Tensor, Tensor]:
+    def samples(self, label, count, left_out):
         rows = [i for i in range(count) if (label, i) not in left_out]
         return self.z[label][rows], torch.full((len(rows),), label)
 

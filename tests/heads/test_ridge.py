@@ -21,14 +21,6 @@ from tests.heads import literal
 from tests.heads.suite import normal, scans, teach
 
 
-def learn_arrays(tasks: list[literal.LiteralTask], **settings) -> RidgeHead:
-    head = RidgeHead(tasks[0].z.shape[1], epsilon=literal.EPSILON, **settings)
-    for task in tasks:
-        z, y = torch.from_numpy(task.z), torch.from_numpy(task.y)
-        teach(head, z, y, classes=task.classes)
-    return head
-
-
 @given(
     tasks=literal.streams(),
     ridge=st.sampled_from([1e-2, 1.0, 100.0]),
@@ -36,7 +28,11 @@ def learn_arrays(tasks: list[literal.LiteralTask], **settings) -> RidgeHead:
 )
 def test_equals_a_dense_joint_ridge_over_all_data(tasks, ridge, products) -> None:
     """A product feature is that of two sums of all features, divided by the embedding's length."""
-    head = learn_arrays(tasks, ridge=ridge, product_features=products)
+    width = tasks[0].z.shape[1]
+    head = RidgeHead(width, ridge, literal.EPSILON, product_features=products)
+    for task in tasks:
+        z, y = torch.from_numpy(task.z), torch.from_numpy(task.y)
+        teach(head, z, y, classes=task.classes)
     classes, z, y = literal.pooled(tasks)
     assert head.classes == classes
     p, q = np.split(head.directions.numpy(), 2)
@@ -166,9 +162,6 @@ def test_rules_are_those_of_their_equations(decision: str) -> None:
     assert difference(head(z).log_softmax(dim=1), expected.log_softmax(dim=1)) <= 1e-8
 
 
-NEVER = [TASKS[0], TASKS[2]]
-
-
 def forget(head: RidgeHead, classes: list[int]) -> RidgeHead:
     for label in classes:
         share = head.statistics_of_class(label)
@@ -190,7 +183,7 @@ def test_forgetting_equals_never_having_learned(options) -> None:
     site = learn(head.fresh(), [odd for _, odd in parts])
     merged.merge_(site)
     merged.solve()
-    never = learn(RidgeHead(D, **options), NEVER)
+    never = learn(RidgeHead(D, **options), [TASKS[0], TASKS[2]])
     for each in (head, merged):
         forget(each, TASKS[1].classes)
         assert each.classes == never.classes

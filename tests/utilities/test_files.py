@@ -74,9 +74,7 @@ def test_failing_writer_leaves_the_old_file(target: Path, error: BaseException) 
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_disk_that_refuses_at_the_end(
-    target: Path, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_that_refuses_at_the_end(target, call, monkeypatch):
     error = OSError(errno.EIO, os.strerror(errno.EIO))
     monkeypatch.setattr(os, call, Mock(side_effect=error))
     refused = r"cannot write .*file.bin: Input/output error; nothing was changed"
@@ -86,9 +84,7 @@ def test_disk_that_refuses_at_the_end(
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL])
-def test_a_folder_that_cannot_be_flushed_leaves_the_new_file(
-    target: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_flushed_has_the_new_file(target, number, monkeypatch):
     """Only an error of the disk is one; some file systems cannot flush folders."""
     flush = os.fsync
 
@@ -112,9 +108,7 @@ def test_a_folder_that_cannot_be_flushed_leaves_the_new_file(
 
 @pytest.mark.filterwarnings("ignore:flock not supported")
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
-def test_a_lock_where_the_file_system_has_none(
-    number: int, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_where_the_file_system_has_none(number, target, monkeypatch):
     refusal = Mock(side_effect=OSError(number, os.strerror(number)))
     monkeypatch.setattr("fcntl.flock", refusal)
     with files.exclusive(target):
@@ -129,9 +123,7 @@ def test_a_lock_where_the_file_system_has_none(
     assert os.listdir(target.parent) == [target.name]
 
 
-def test_a_file_that_another_program_has_open(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_another_program_has_open(target, monkeypatch):
     """As Windows treats it: for a moment, and for longer."""
     rename = os.replace
     refusals = [PermissionError(errno.EACCES, "Access is denied")]
