@@ -53,15 +53,6 @@ def test_groups_are_whole(tmp_path: Path, group: str):
     assert split(tmp_path, group) == (train, val)
 
 
-def test_images_without_a_date_stand_alone(tmp_path: Path):
-    for i in range(12):
-        image(tmp_path / "ant" / f"{i}.jpg")
-        image(tmp_path / "bee" / f"{i}.jpg")
-    (tmp_path / "ant" / "broken.jpg").write_bytes(b"no image")
-    train, val = split(tmp_path, "day")
-    assert (len(train), len(val)) == (19, 6)
-
-
 @pytest.mark.parametrize("group", ["day", "burst", "folder", "name:shelf(.)"])
 def test_images_of_no_group_are_told(tmp_path: Path, group: str):
     """Else a random split, which flatters, passes for one by groups."""

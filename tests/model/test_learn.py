@@ -34,13 +34,13 @@ def classes_of(names: range, count: int, seed: int) -> tuple[np.ndarray, np.ndar
 
 
 def test_the_accuracy_on_new_classes_is_that_of_the_stored_model():
-    """On average over ten draws, on images that nobody learned."""
+    """On average over six draws, on images that nobody learned."""
     buffer = CalibrationBuffer(2000)
     head = RidgeHead(40, decision="auto")
     none = Classifier(build_backbone("none:40"), head, buffer, calibrated=True)
     old = extend(none, classes_of(range(20), 30, 40_000)).model
     differences = []
-    for seed in range(10):
+    for seed in range(6):
         result = extend(old, classes_of(range(20, 40), 30, seed + 20_000))
         assert result.score.images == 600
         z, y = classes_of(range(20, 40), 200, seed)
