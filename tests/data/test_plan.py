@@ -84,19 +84,16 @@ def test_learned_tasks_never_move_when_classes_are_added(plan, data):
         assert all(len(task) == per_task for task in after[len(learned) : -1])
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
+def test_impossible_plans_are_usage_errors():
+    for options, sentence in (
         ({"per_task": 0}, "classes_per_task is 0: every task"),
         ({"per_task": []}, r"classes_per_task is \[\]: every task"),
         ({"order": -1}, "class_order is -1, expected a seed of at least 0"),
         ({"order": [0, 0, 1]}, "each of the 3 names once, which is not so for 'c'"),
         ({"order": ["a", "b", "c", "x"]}, "not so for 'x'"),
-    ],
-)
-def test_impossible_plans_are_usage_errors(options, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        class_tasks(["a", "b", "c"], **options)
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            class_tasks(["a", "b", "c"], **options)
 
 
 def test_the_test_images_are_left_alone() -> None:
@@ -122,18 +119,15 @@ def test_each_domain_gives_its_share() -> None:
         assert counts.tolist() == [5] * 4
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_what_cannot_be_split_is_said() -> None:
+    for options, said in (
         ({"tune": 1.0}, "tune is 1, expected a number between"),
         ({"val_fraction": 0.0}, "val_fraction is 0, expected a number between"),
         ({"val_fraction": float("nan")}, "val_fraction is nan, expected a number"),
         ({"tune": 0.2, "group": "folder"}, "leave one of them out"),
-    ],
-)
-def test_what_cannot_be_split_is_said(options: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        CIFNetDataModule("digits", **options)  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError, match=said):
+            CIFNetDataModule("digits", **options)
 
 
 PIXELS, LABELS = load_digits(return_X_y=True)

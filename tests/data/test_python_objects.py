@@ -124,9 +124,8 @@ def test_images_in_a_loop_of_ones_own(tmp_path) -> None:
         list(task.train)
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
+def test_what_is_no_source() -> None:
+    for given, sentence in (
         (5, "the data source is a int, expected a name, arrays"),
         ((PIXELS, LABELS[:3]), r"X has shape \(12, 6, 4, 3\) and y \(3,\)"),
         ((PIXELS / 255, LABELS), r"dtype float64, expected \(n, d\)"),
@@ -135,8 +134,6 @@ def test_images_in_a_loop_of_ones_own(tmp_path) -> None:
         ([3, 4, 5], "no pairs of sample and label"),
         (TensorDataset(torch.zeros(3, 4)), "no pairs of sample and label"),
         ([(PIXELS[0] / 255, 0)] * 4, r"dtype float64, expected uint8 pixels"),
-    ],
-)
-def test_what_is_no_source(given: Any, sentence: str) -> None:
-    with pytest.raises(CifnetError, match=sentence):
-        built(given)
+    ):
+        with pytest.raises(CifnetError, match=sentence):
+            built(given)
