@@ -56,7 +56,9 @@ def test_a_forgotten_class_leaves_statistics_as_if_it_had_never_been_there(remem
     forgotten = empty.clone()
     forgotten.learn_embeddings(["a", "b"], samples)
     if remember:
-        result = forget(forgotten, "a")
+        other = ungrouped(z[:9] + 1, torch.zeros(9, dtype=int), torch.arange(200, 209))
+        forgotten.learn_embeddings(["c"], other)
+        result = forget(forgotten, ["a", "c"])
         assert (result.exact, result.recalled) == (True, True)
         forgotten = result.model
         assert not forgotten.removals
