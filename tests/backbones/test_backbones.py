@@ -2,9 +2,7 @@
 
 import pickle
 import socket
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -118,7 +116,7 @@ def test_unknown_names(name: str, architecture: str | None, fragment: str) -> No
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hub(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """An empty cache of torchvision weights."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     folder = tmp_path / "hub" / "checkpoints"
@@ -130,7 +128,7 @@ SHUFFLENET = "torchvision:ShuffleNet_V2_X0_5_Weights.IMAGENET1K_V1"
 SHUFFLENET_FILE = "shufflenetv2_x0.5-f707e7126e.pth"
 
 
-def test_torchvision_weights(hub: Path, no_network: Mock) -> None:
+def test_torchvision_weights(hub, no_network: Mock) -> None:
     with pytest.raises(CifnetError, match="IMAGENET1K_V1 are not on this machine"):
         build_backbone(SHUFFLENET)
     state = shufflenet_v2_x0_5(weights=None).state_dict()
@@ -183,7 +181,7 @@ def test_timm_weights(tmp_path, monkeypatch, no_network) -> None:
 # ---------------------------------------------------------------------- files
 
 
-def save(content: Any, tmp_path: Path) -> str:
+def save(content: Any, tmp_path) -> str:
     torch.save(content, tmp_path / "weights.pth")
     return f"file:{tmp_path}/weights.pth"
 
@@ -246,7 +244,7 @@ def test_whole_and_truncated_safetensors(resnet_state, tmp_path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_hostile_files_are_never_executed(tmp_path: Path, hub: Path) -> None:
+def test_hostile_files_are_never_executed(tmp_path, hub) -> None:
     trace = tmp_path / "executed"
     file = tmp_path / "weights.pth"
     file.write_bytes(pickle.dumps(Payload(trace), protocol=2))
@@ -328,7 +326,7 @@ def averaged(network: nn.Module, name: str, x: Tensor) -> Tensor:
         (partial(of_torchvision, "regnet_y_400mf"), ["trunk_output.block3"]),
     ],
 )
-def test_late_stages(build: Callable[[], nn.Module], stages: list[str]) -> None:
+def test_late_stages(build, stages: list[str]) -> None:
     """Stages 3 and 4, but the last where the embedding is its mean."""
     torch.manual_seed(0)
     network = build()

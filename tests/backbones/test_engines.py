@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,18 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import cifnet_pl
-from cifnet_pl.backbones import (
-    BACKBONES,
-    Backbone,
-    Preprocessing,
-    build_backbone,
-    engines,
-)
+from cifnet_pl.backbones import BACKBONES, Preprocessing, build_backbone, engines
 from cifnet_pl.data.embedding_cache import pipeline_folder
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from tests.command_line import assert_same_model, learned, make_images, run_cifnet
+from tests.heads.literal import distance
 
 
 class Small(nn.Module):
@@ -65,7 +59,7 @@ SHARED_CACHE = os.environ[engines.CACHE_VARIABLE]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_networks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def small_networks(tmp_path_factory: pytest.TempPathFactory):
     """Networks that are exported in a second, by name, and once for all of these tests."""
     networks = {"small": Small, "stubborn": Stubborn, "one_size": one_size}
     with pytest.MonkeyPatch.context() as patch:
@@ -76,7 +70,7 @@ def small_networks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @contextmanager
-def threads_of_torch(count: int) -> Iterator[None]:
+def threads_of_torch(count: int):
     """Another number of threads than usual within the block."""
     usual = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -92,7 +86,7 @@ def images(count: int = 5, side: int = 16) -> Tensor:
     return pixels.byte()
 
 
-def assert_agree(backbone: Backbone, side: int = 16, count: int = 5) -> None:
+def assert_agree(backbone, side: int = 16, count: int = 5) -> None:
     expected = backbone.embed(images(count, side))
     gap = (backbone(images(count, side)) - expected).abs().max()
     assert gap <= 1e-5 * expected.abs().max()
@@ -220,12 +214,6 @@ def gram(model: Path) -> Tensor:
     return cifnet_pl.load(model, "cpu").tensors()["head.sums.packed_gram"]
 
 
-def gap(one: Tensor, other: Tensor) -> float:
-    """The difference of two tensors, relative to the second one."""
-    norm = torch.linalg.vector_norm
-    return float(norm(one.double() - other.double()) / norm(other.double()))
-
-
 def test_a_run_says_what_embedded_and_the_engines_agree(runs):
     accuracies = set()
     tensors = []
@@ -239,7 +227,7 @@ def test_a_run_says_what_embedded_and_the_engines_agree(runs):
     one, other = tensors
     for key, tensor in one.items():
         same = torch.equal(tensor, other[key])
-        assert same or gap(tensor, other[key]) <= 1e-5, key
+        assert same or distance(tensor, other[key]) <= 1e-5, key
 
 
 def test_resuming_is_bit_identical_and_another_engine_may_go_on(fit, runs, capsys):
@@ -250,7 +238,7 @@ def test_resuming_is_bit_identical_and_another_engine_may_go_on(fit, runs, capsy
     assert "engine onnxruntime" in capsys.readouterr().err
     assert_same_model(whole, resumed)
     assert cifnet_pl.load(mixed, "cpu").engines == ["torch", "onnxruntime"]
-    assert gap(gram(mixed), gram(whole)) <= 1e-5
+    assert distance(gram(mixed), gram(whole)) <= 1e-5
 
 
 def test_the_cache_keeps_engines_apart(tmp_path):
@@ -286,7 +274,7 @@ def test_forgetting_by_another_engine_says_how_exact_it_is(folders, tmp_path, ca
     for engine, least, most in (("auto", -1, 1e-8), ("torch", 1e-12, 1e-5)):
         output = tmp_path / engine
         assert run_cifnet("forget", **given, output=output, engine=engine) == 0
-        assert least < gap(gram(output), expected) <= most
+        assert least < distance(gram(output), expected) <= most
     assert "not to 1e-8" in capsys.readouterr().out
 
 

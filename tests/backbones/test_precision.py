@@ -1,29 +1,24 @@
 """A model lives on in the precision that it was learned in."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
 
 import cifnet_pl
-from cifnet_pl.backbones import BACKBONES, Preprocessing, build_backbone
+from cifnet_pl.backbones import BACKBONES, build_backbone
 from cifnet_pl.backbones.engines import FLOAT32, REDUCED
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.export import Graph, Square, check_onnx
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import UsageError
-from tests.backbones.test_engines import Small
+from tests.backbones.test_engines import Small, built
 from tests.cli.test_extend import assert_same_scores, fit
 from tests.command_line import assert_ends, make_images, run_cifnet
 
 BF16 = "bf16-mixed"
 CLASSES = ["ant", "bee", "cat", "dog"]
-
-
-def small(*_: object) -> tuple[Small, int, Preprocessing]:
-    return Small(), 12, Preprocessing(16)
 
 
 def empty(precision: str) -> Classifier:
@@ -35,7 +30,7 @@ def empty(precision: str) -> Classifier:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def made(tmp_path_factory: pytest.TempPathFactory):
     """Images of three classes and of one more; a run over three in bf16, and a model of four."""
     root = tmp_path_factory.mktemp("made")
     make_images(root / "three" / "train", CLASSES[:3], 8)
@@ -44,19 +39,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     make_images(root / "new", ["dog"], 8)
     network = ["--model.backbone", "small", "--model.head", "RidgeHead"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(BACKBONES, "small", small)
+        patch.setitem(BACKBONES, "small", partial(built, Small))
         fit(root / "three", root / "runs", *network, "--trainer.precision", BF16)
         four = cifnet_pl.extend(empty(BF16), root / "four").model
         four.save(root / "bundle")
         yield root
 
 
-def load(path: Path) -> Classifier:
+def load(path) -> Classifier:
     return cifnet_pl.load(path, device="cpu")
 
 
 @pytest.mark.parametrize("precision", [FLOAT32, *REDUCED])
-def test_the_network_computes_in_it(made: Path, precision: str):
+def test_the_network_computes_in_it(made, precision: str):
     model = empty(precision)
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
     exact = model.backbone(images)
@@ -86,13 +81,13 @@ def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(made, tmp_path, capsys)
     assert_ends(code, 0, "embedded in bf16-mixed", capsys)
 
 
-def test_models_of_two_precisions_are_not_merged(made: Path):
+def test_models_of_two_precisions_are_not_merged(made):
     exact = cifnet_pl.extend(empty(FLOAT32), made / "new").model
     with pytest.raises(UsageError, match=r"in 32-true, and .* in bf16-mixed"):
         merge([exact, load(made / "bundle")])
 
 
-def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
+def test_classifying_in_another_one(made, tmp_path, capsys):
     given = {"model": made / "bundle", "images": made / "four", "engine": "torch"}
     tables = {}
     for name in (None, BF16, FLOAT32):
@@ -106,7 +101,7 @@ def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
 
 
 @pytest.mark.system
-def test_a_graph_computes_in_float32_and_says_so(made: Path, tmp_path: Path, capsys):
+def test_a_graph_computes_in_float32_and_says_so(made, tmp_path, capsys):
     run = made / "runs" / "default"
     target = tmp_path / "b.onnx"
     assert run_cifnet("export", model=run, format="onnx", output=target) == 0

@@ -6,7 +6,6 @@ import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,8 +63,7 @@ Lay = Callable[[Path, Sequence[Sample]], Any]
 """Function that lays samples out below a folder, and returns the root of the source."""
 
 
-@dataclass(frozen=True)
-class Entrance:
+class Entrance(NamedTuple):
     """A source, and how samples are laid out for it.
 
     Attributes:

@@ -1,8 +1,6 @@
 """Benchmark sets as they are handed out: what is read and refused, and their options."""
 
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow
@@ -10,14 +8,13 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from cifnet_pl.data.samples import Source
 from cifnet_pl.data.sources.benchmarks import set_names
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
 from tests.data.entrances import built
 from tests.data.layouts import cifar100_parquet
 
 
-def build(source: str, root: Path | None, **own: Any) -> Source:
+def build(source: str, root, **own):
     return built(source, root, own=own)
 
 
@@ -36,7 +33,7 @@ def test_a_missing_set_says_what_to_fetch_and_where_it_goes(source, archive, tmp
             build(source, root)
 
 
-def test_standard_sessions_are_for_testing(tmp_path: Path) -> None:
+def test_standard_sessions_are_for_testing(tmp_path) -> None:
     """A tree of CORe50's shape, whose pixels are the numbers of session and object."""
     for session in range(1, 12):
         for item in (1, 2):
@@ -65,7 +62,7 @@ def test_standard_sessions_are_for_testing(tmp_path: Path) -> None:
         build("core50", tmp_path)
 
 
-def save(path: Path, value: int = 0) -> None:
+def save(path, value: int = 0) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (4, 4), (value, value, value)).save(path, format="PNG")
 
@@ -94,7 +91,7 @@ def test_imagenet_gives_the_usual_draw_and_a_tree_of_a_hundred_all(tmp_path):
 TINY_CLASSES = ["n01443537", "n01629819", "n01641577"]
 
 
-def tiny(root: Path) -> Path:
+def tiny(root):
     """Tiny-ImageNet-200: boxes beside training images, validation images in one folder."""
     home = root / "tiny-imagenet-200"
     for c, name in enumerate(TINY_CLASSES):
@@ -114,7 +111,7 @@ def tiny(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("inner", [True, False])
-def test_tiny_imagenet_as_shipped(tmp_path: Path, inner: bool) -> None:
+def test_tiny_imagenet_as_shipped(tmp_path, inner: bool) -> None:
     home = tiny(tmp_path)
     source = build("tinyimagenet", home if inner else tmp_path)
     assert source.class_names == TINY_CLASSES
@@ -144,7 +141,7 @@ def test_bad_parquet_files_of_cifar100(tmp_path):
         build("cifar100", tmp_path)
 
 
-def test_every_set_of_torchvision_answers_in_one_sentence(tmp_path: Path) -> None:
+def test_every_set_of_torchvision_answers_in_one_sentence(tmp_path) -> None:
     for name in set_names():
         with pytest.raises((UsageError, DataError)) as caught:
             build(f"torchvision:{name}", tmp_path)

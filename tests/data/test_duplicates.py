@@ -1,7 +1,6 @@
 """A run learns an image once, whatever its names and the batches, and says what stands twice."""
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ COPIES = {
     "val/ant/again.png": "train/ant/2.png",
     "val/ant/again 2.png": "train/ant/2.png",
     "val/bee/a.png": "val/bee/9.png",
-    "val/bee/b.png": "val/bee/9.png",
     "val/dog/wrong.png": "val/ant/10.png",
     "val/dog/cow.png": "train/cow/3.png",
 }
@@ -39,7 +37,6 @@ FOUND = {
     ("training and test", "test", "ant/again 2.png", "ant/2.png"),
     ("duplicate", "test", "ant/again.png", "ant/again 2.png"),
     ("duplicate", "test", "bee/a.png", "bee/9.png"),
-    ("duplicate", "test", "bee/b.png", "bee/9.png"),
     ("two classes", "test", "ant/10.png", "dog"),
     ("two classes", "test", "dog/wrong.png", "ant"),
     ("two classes", "test", "dog/cow.png", "cow"),
@@ -48,7 +45,7 @@ FOUND = {
 
 
 @pytest.fixture(scope="module")
-def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repeated(tmp_path_factory: pytest.TempPathFactory):
     """Class folders in two parts with ``COPIES``."""
     folder = tmp_path_factory.mktemp("repeated")
     make_images(folder / "train", NAMES, 12)
@@ -77,7 +74,7 @@ def test_duplicates_are_named_and_left_out(repeated, tmp_path, caplog):
     assert learner.evaluation.images == 9
 
 
-def test_what_is_left_out_does_not_depend_on_where_a_run_stops(repeated: Path) -> None:
+def test_what_is_left_out_does_not_depend_on_where_a_run_stops(repeated) -> None:
     source = built("folder", repeated)
     for max_tasks in (1, 2):
         data = CIFNetDataModule(source, classes_per_task=2, max_tasks=max_tasks)
@@ -88,10 +85,10 @@ def test_what_is_left_out_does_not_depend_on_where_a_run_stops(repeated: Path) -
             told.add((one.kind, part, one.sample, one.other))
         assert told == FOUND
         left_out = [int(mask.sum()) for mask in found.left_out(source).values()]
-        assert left_out == [6, 6]
+        assert left_out == [6, 5]
 
 
-def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
+def test_samples_that_return_are_learned_once(tmp_path) -> None:
     """A duplicate in a later task is the one that is left out."""
     root = make_images(tmp_path / "images", ["ant"], 6)
     shutil.copy(root / "ant" / "5.png", root / "ant" / "0 copy.png")
@@ -105,7 +102,7 @@ def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
         assert found.other == names[tasks[0][0]]
 
 
-def test_a_class_that_is_a_copy_of_another_is_refused(tmp_path: Path) -> None:
+def test_a_class_that_is_a_copy_of_another_is_refused(tmp_path) -> None:
     root = make_images(tmp_path / "images", ["ant", "bee"], 6)
     shutil.copytree(root / "ant", root / "cow")
     data = CIFNetDataModule(root=str(root), image_size=8, num_workers=0)

@@ -1,7 +1,5 @@
 """Plans: every class once, learned ones never move, a split for tuning, one run after another."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
-from cifnet_pl import CIFNetModule
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.data.splitting import tuning_source
@@ -87,19 +84,16 @@ def test_learned_tasks_never_move_when_classes_are_added(plan, data):
         assert all(len(task) == per_task for task in after[len(learned) : -1])
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
+def test_impossible_plans_are_usage_errors():
+    for options, sentence in (
         ({"per_task": 0}, "classes_per_task is 0: every task"),
         ({"per_task": []}, r"classes_per_task is \[\]: every task"),
         ({"order": -1}, "class_order is -1, expected a seed of at least 0"),
         ({"order": [0, 0, 1]}, "each of the 3 names once, which is not so for 'c'"),
         ({"order": ["a", "b", "c", "x"]}, "not so for 'x'"),
-    ],
-)
-def test_impossible_plans_are_usage_errors(options, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        class_tasks(["a", "b", "c"], **options)
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            class_tasks(["a", "b", "c"], **options)
 
 
 def test_the_test_images_are_left_alone() -> None:
@@ -125,28 +119,25 @@ def test_each_domain_gives_its_share() -> None:
         assert counts.tolist() == [5] * 4
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_what_cannot_be_split_is_said() -> None:
+    for options, said in (
         ({"tune": 1.0}, "tune is 1, expected a number between"),
         ({"val_fraction": 0.0}, "val_fraction is 0, expected a number between"),
         ({"val_fraction": float("nan")}, "val_fraction is nan, expected a number"),
         ({"tune": 0.2, "group": "folder"}, "leave one of them out"),
-    ],
-)
-def test_what_cannot_be_split_is_said(options: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        CIFNetDataModule("digits", **options)  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError, match=said):
+            CIFNetDataModule("digits", **options)
 
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 FEW = (PIXELS[:300].reshape(-1, 8, 8).astype(np.uint8) * 15, LABELS[:300])
 
 
-def test_nothing_of_one_learner_reaches_the_next(tmp_path: Path, watch) -> None:
+def test_nothing_of_one_learner_reaches_the_next(tmp_path, watch) -> None:
     """Neither embeddings, of which each is computed once in a run, nor the order of classes."""
 
-    def learned(model: CIFNetModule, data: CIFNetDataModule) -> float | None:
+    def learned(model, data: CIFNetDataModule) -> float | None:
         trainer(tmp_path).fit(model, datamodule=data)
         return model.evaluation.accuracy
 

@@ -1,6 +1,5 @@
 """Arrays and torch data sets as a source, and a stream of them without a Trainer."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,14 +68,11 @@ def test_images(given: Any, classes: tuple[str, ...], sizes: tuple[int, int]) ->
     ("given", "name", "head", "kind"),
     [
         ((PIXELS, LABELS), "pixels:4", CIFNetHead, None),
-        (TENSORS, "none:6", CIFNetHead, None),
         (TENSORS, "none:6", RidgeHead, Blurry()),
         (TENSORS, "none:6", RidgeHead, TaskFree(40)),
     ],
 )
-def test_a_model_learns_without_a_trainer_as_with_one(
-    given, name, head, kind, tmp_path
-):
+def test_a_model_learns_without_trainer_as_with_one(given, name, head, kind, tmp_path):
     def data() -> CIFNetDataModule:
         options = {"classes_per_task": 2, "class_order": 1, "image_size": 4}
         return CIFNetDataModule(given, stream=kind, num_workers=0, **options)
@@ -104,7 +100,7 @@ def test_tasks_in_another_order_or_that_return_are_refused() -> None:
         model.learn(last)
 
 
-def test_images_in_a_loop_of_ones_own(tmp_path: Path) -> None:
+def test_images_in_a_loop_of_ones_own(tmp_path) -> None:
     root = class_tree(tmp_path / "images", 5)
     copied = root / "red" / "copy.png"
     copied.write_bytes((root / "red" / "0.png").read_bytes())
@@ -128,9 +124,8 @@ def test_images_in_a_loop_of_ones_own(tmp_path: Path) -> None:
         list(task.train)
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
+def test_what_is_no_source() -> None:
+    for given, sentence in (
         (5, "the data source is a int, expected a name, arrays"),
         ((PIXELS, LABELS[:3]), r"X has shape \(12, 6, 4, 3\) and y \(3,\)"),
         ((PIXELS / 255, LABELS), r"dtype float64, expected \(n, d\)"),
@@ -139,8 +134,6 @@ def test_images_in_a_loop_of_ones_own(tmp_path: Path) -> None:
         ([3, 4, 5], "no pairs of sample and label"),
         (TensorDataset(torch.zeros(3, 4)), "no pairs of sample and label"),
         ([(PIXELS[0] / 255, 0)] * 4, r"dtype float64, expected uint8 pixels"),
-    ],
-)
-def test_what_is_no_source(given: Any, sentence: str) -> None:
-    with pytest.raises(CifnetError, match=sentence):
-        built(given)
+    ):
+        with pytest.raises(CifnetError, match=sentence):
+            built(given)

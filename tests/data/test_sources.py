@@ -2,8 +2,6 @@
 
 import unicodedata
 from itertools import compress
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +26,7 @@ from tests.data.entrances import (
 from tests.data.layouts import CASES, Case
 
 
-def as_shipped(case: Case, folder: Path) -> Source:
+def as_shipped(case: Case, folder) -> Source:
     """Lay a benchmark out, build it, and check its classes and sizes."""
     case.write(folder)
     source = case.build(folder)
@@ -44,7 +42,7 @@ def test_what_every_benchmark_promises(case, tmp_path):
     check_source(as_shipped(case, tmp_path))
 
 
-def as_users_have_them(entrance: Entrance, folder: Path) -> Source:
+def as_users_have_them(entrance: Entrance, folder) -> Source:
     given = samples("blue", "red")
     if entrance.splits:
         given = split_samples("train", "test")
@@ -52,7 +50,7 @@ def as_users_have_them(entrance: Entrance, folder: Path) -> Source:
 
 
 @pytest.mark.parametrize("name", ENTRANCES)
-def test_what_every_source_promises(name: str, tmp_path: Path) -> None:
+def test_what_every_source_promises(name: str, tmp_path) -> None:
     check_source(as_users_have_them(ENTRANCES[name], tmp_path))
 
 
@@ -93,7 +91,7 @@ def check_images(images: SampleTable) -> None:
     assert batch.key.tolist() == images.hashes(rows).tolist()
 
 
-def test_the_same_images_are_the_same_samples_in_every_source(tmp_path: Path) -> None:
+def test_the_same_images_are_the_same_samples_in_every_source(tmp_path) -> None:
     """Folders, archives, tables and shards: the same contents and labels are learned."""
     learned = []
     for name in ("folders", "archive", "table", "shards"):
@@ -121,7 +119,7 @@ def test_held_out_share(names, fraction, seed, random):
         assert any(set(compress(names, other)) != held for other in others)
 
 
-def test_a_hub_s_set_with_fewer_rows_than_it_says_is_refused(tmp_path: Path) -> None:
+def test_a_hub_s_set_with_fewer_rows_than_it_says_is_refused(tmp_path) -> None:
     """A download that is not whole; a local folder is checked as a set of the hub is."""
     datasets = pytest.importorskip("datasets", reason="the extra `hf` is missing")
     rows = datasets.Dataset.from_dict({"label": [0, 1, 0, 1]})
@@ -136,7 +134,7 @@ COMPOSED = unicodedata.normalize("NFC", "Müller-Café")
 DECOMPOSED = unicodedata.normalize("NFD", "Müller-Café")
 
 
-def entrances(**wanted: bool) -> Any:
+def entrances(**wanted: bool):
     """Return a decorator for the entrances that have some properties."""
     chosen = [
         pytest.param(entrance, id=name)
@@ -151,7 +149,7 @@ def sizes(source: Source) -> tuple[int, int]:
 
 
 @entrances()
-def test_names_stay_as_they_are_in_one_unicode_form(entrance, tmp_path: Path) -> None:
+def test_names_stay_as_they_are_in_one_unicode_form(entrance, tmp_path) -> None:
     given = samples(COMPOSED, DECOMPOSED, "1e5", "a; b", "nan")
     source = entrance.build(tmp_path, given)
     assert source.class_names == ["1e5", COMPOSED, "a; b", "nan"]
@@ -159,7 +157,7 @@ def test_names_stay_as_they_are_in_one_unicode_form(entrance, tmp_path: Path) ->
 
 
 @entrances()
-def test_names_that_cannot_be_shown_are_refused(entrance, tmp_path: Path) -> None:
+def test_names_that_cannot_be_shown_are_refused(entrance, tmp_path) -> None:
     with pytest.raises(DataError, match=r"U\+200B"):
         entrance.build(tmp_path, samples("red", "ant\u200b"))
 
@@ -169,7 +167,7 @@ def test_orders_of_classes_know_both_unicode_forms() -> None:
 
 
 @pytest.mark.parametrize("content", ["red\nblue", "\ufeffred\r\nblue\r\n"])
-def test_lists_of_classes_as_systems_write_them(content: str, tmp_path: Path) -> None:
+def test_lists_of_classes_as_systems_write_them(content: str, tmp_path) -> None:
     for sample in samples(0, 1):
         add_member(tmp_path / "a.tar", f"{sample.seed}.png", png(sample.seed))
         add_member(tmp_path / "a.tar", f"{sample.seed}.cls", b"%d" % sample.label)
@@ -191,7 +189,7 @@ def test_labels_of_other_types_are_refused_in_one_sentence(entrance, label, tmp_
 
 
 @entrances(typed=True)
-def test_whole_numbers_are_classes_in_their_order(entrance, tmp_path: Path) -> None:
+def test_whole_numbers_are_classes_in_their_order(entrance, tmp_path) -> None:
     source = entrance.build(tmp_path, samples(10, 9, -1))
     assert source.class_names == ["-1", "9", "10"]
 
@@ -235,10 +233,9 @@ def test_unknown_splits_are_refused(name, splits, sentence, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["folders", "archive"])
-def test_a_test_split_without_labels_is_said(name: str, tmp_path: Path) -> None:
+def test_a_test_split_without_labels_is_said(name: str, tmp_path) -> None:
     entrance = ENTRANCES[name]
     root = entrance.lay(tmp_path, samples("blue", "red", split="train"))
-    assert entrance.add is not None
     entrance.add(root, "test/0.png", png(90))
     source = entrance.open(root)
     assert (source.class_names, sum(sizes(source))) == (["blue", "red"], 8)
@@ -246,7 +243,7 @@ def test_a_test_split_without_labels_is_said(name: str, tmp_path: Path) -> None:
     assert "test has no class folders" in source.notes[0]
 
 
-def test_a_hub_s_test_split_without_labels_is_said(tmp_path: Path) -> None:
+def test_a_hub_s_test_split_without_labels_is_said(tmp_path) -> None:
     given = [*samples(0, 1, split="train"), *samples(-1, split="test", first=50)]
     source = ENTRANCES["data sets"].build(tmp_path, given)
     assert (source.class_names, sum(sizes(source))) == (["0", "1"], 8)
@@ -254,7 +251,7 @@ def test_a_hub_s_test_split_without_labels_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["folders", "archive"])
-def test_classes_may_be_called_as_splits_are(name: str, tmp_path: Path) -> None:
+def test_classes_may_be_called_as_splits_are(name: str, tmp_path) -> None:
     """Toys: a folder of images called train is a class."""
     source = ENTRANCES[name].build(tmp_path, samples("train", "test", "car"))
     assert source.class_names == ["car", "test", "train"]
@@ -278,7 +275,6 @@ MAY_BE_IMAGES = {
 @entrances(add=True)
 def test_hidden_files_are_skipped_and_possible_images_counted(entrance, tmp_path):
     root = entrance.lay(tmp_path, samples("blue", "red"))
-    assert entrance.add is not None
     home = "site 0/red" if entrance.source == "domains" else "red"
     for name in HIDDEN:
         entrance.add(root, name.format(class_folder=home), png(90))
@@ -304,7 +300,7 @@ def unreadable(source: Source) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["folders", "domains", "table"])
-def test_entries_that_are_no_images_are_unreadable(name: str, tmp_path: Path) -> None:
+def test_entries_that_are_no_images_are_unreadable(name: str, tmp_path) -> None:
     """Neither a walk nor a look at sizes and times ends at them."""
     entrance = ENTRANCES[name]
     root = entrance.lay(tmp_path, samples("blue", "red"))

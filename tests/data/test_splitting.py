@@ -30,9 +30,7 @@ def image(path: Path, taken: datetime | None = None) -> None:
     Image.new("RGB", (8, 8)).save(path, exif=exif)
 
 
-def split(
-    root: Path, group: str, fraction: float = 0.25
-) -> tuple[list[str], list[str]]:
+def split(root, group, fraction=0.25):
     source = built("folder", root, val_fraction=fraction, group=group)
     return list(source.train.names), list(source.test.names)
 
@@ -53,15 +51,6 @@ def test_groups_are_whole(tmp_path: Path, group: str):
     assert not one & other
     assert (len(train), len(val)) == (48, 16)
     assert split(tmp_path, group) == (train, val)
-
-
-def test_images_without_a_date_stand_alone(tmp_path: Path):
-    for i in range(12):
-        image(tmp_path / "ant" / f"{i}.jpg")
-        image(tmp_path / "bee" / f"{i}.jpg")
-    (tmp_path / "ant" / "broken.jpg").write_bytes(b"no image")
-    train, val = split(tmp_path, "day")
-    assert (len(train), len(val)) == (19, 6)
 
 
 @pytest.mark.parametrize("group", ["day", "burst", "folder", "name:shelf(.)"])

@@ -1,7 +1,6 @@
 """Tables of embeddings and of image files: what is read and refused, and a model of them."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ from tests.data.tree import class_tree
 Z, Y = vectors()
 
 
-def write(folder: Path, **arrays: Any) -> Path:
+def write(folder: Path, **arrays) -> Path:
     path = folder / "embeddings.npz"
     np.savez(path, **{"embeddings": Z, "labels": Y, **arrays})
     return path
@@ -74,7 +73,7 @@ def with_number(number: float) -> np.ndarray:
         ("split", np.where(Y == 1, "test", "train"), "'1' has no training sample"),
     ],
 )
-def test_bad_arrays(name: str, array: Any, sentence: str, tmp_path: Path) -> None:
+def test_bad_arrays(name: str, array, sentence: str, tmp_path: Path) -> None:
     assert sentence in refused(write(tmp_path, **{name: array}))
 
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cifnet_pl.data.samples import Source
 from cifnet_pl.utilities.errors import DataError
 from tests.data.entrances import add_member, built, png
 
 
-def build(root: Path | str, **options: str) -> Source:
+def build(root: Path | str, **options: str):
     return built("webdataset", Path(root), own=options)
 
 

@@ -1,13 +1,12 @@
 """What all heads have in common: capabilities, and what they take and refuse."""
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.heads import HEADS, ACILHead, CIFNetHead, Head, RidgeHead
+from cifnet_pl.heads import HEADS, ACILHead, CIFNetHead, RidgeHead
 from cifnet_pl.heads.trial import WIDTH
 from cifnet_pl.testing import Case, assert_same_state, snapshot
 from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
@@ -47,7 +46,7 @@ def test_impossible_tasks_and_labels_are_refused_and_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("make", [CIFNetHead, RidgeHead, partial(ACILHead, width=9)])
-def test_a_ridge_that_is_not_positive_is_refused(make: Callable[..., Head]) -> None:
+def test_a_ridge_that_is_not_positive_is_refused(make) -> None:
     for ridge in (0, -1.0, float("nan"), float("inf"), "auto"):
         with pytest.raises(UsageError, match="ridge"):
             make(WIDTH, ridge=ridge)
@@ -59,7 +58,7 @@ def reversed_in_32_bits(array: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("given", [np.ndarray.tolist, reversed_in_32_bits])
-def test_arrays_and_lists_are_taken_as_tensors_are(given: Callable) -> None:
+def test_arrays_and_lists_are_taken_as_tensors_are(given) -> None:
     draw = np.random.default_rng(0)
     arrays = [
         draw.standard_normal((40, 3)).astype(np.float32).astype(np.float64),

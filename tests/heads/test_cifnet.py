@@ -1,7 +1,6 @@
 """CIFNetHead against the paper's equations, and golden vectors of the authors' released code."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,21 +10,10 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from cifnet_pl.heads import CIFNetHead
-from tests.heads.literal import (
-    EPSILON,
-    LIMIT,
-    Array,
-    Ints,
-    LiteralTask,
-    dense_ridge,
-    distance,
-    pooled,
-    streams,
-    targets,
-)
+from tests.heads import literal
 from tests.heads.suite import normal, scans, teach
 
-Batch = tuple[Array, Ints]
+Batch = tuple[literal.Array, literal.Ints]
 
 
 SLOPES = {
@@ -34,15 +22,13 @@ SLOPES = {
 }
 """Slope of the sigmoid at the logit t, in the paper and in the released code."""
 
-variants = pytest.mark.parametrize(
-    ("weighting", "update_past"),
-    [("derivative", True), ("derivative", False), ("released", True)],
+variants = st.sampled_from(
+    [("derivative", True), ("derivative", False), ("released", True)]
 )
+"""Weighting, and whether the classes of past tasks are updated."""
 
 
-def literal_neuron(
-    label: int, batches: list[Batch], ridge: float, weighting: str
-) -> Array:
+def literal_neuron(label, batches, ridge, weighting):
     """Weights of one class from the batches that it sees, by Algorithm 1 of the paper."""
     width = 1 + batches[0][0].shape[1]
     u = np.zeros((width, 0))
@@ -50,7 +36,9 @@ def literal_neuron(
     m = np.zeros(width)
     for z, y in batches:
         x = np.concatenate([np.ones((1, len(z))), z.T])
-        clipped = np.clip((y == label).astype(float), EPSILON, 1 - EPSILON)
+        clipped = np.clip(
+            (y == label).astype(float), literal.EPSILON, 1 - literal.EPSILON
+        )
         target = np.log(clipped / (1 - clipped))
         f = np.diag(SLOPES[weighting](target))
         m = m + x @ f.T @ f @ target  # eq:moment_update
@@ -59,15 +47,15 @@ def literal_neuron(
     return u @ np.diag(1 / (s**2 + ridge)) @ u.T @ m  # eq:weights_rrls
 
 
-def pieces_of(task: LiteralTask, count: int) -> list[Batch]:
+def pieces_of(task: literal.LiteralTask, count: int) -> list[Batch]:
     """Samples of a task in ``count`` pieces of random (possibly no) length."""
     rng = np.random.default_rng(count)
     cuts = np.sort(rng.integers(0, len(task.y) + 1, count - 1))
     return list(zip(np.split(task.z, cuts), np.split(task.y, cuts), strict=True))
 
 
-def learn(tasks: list[LiteralTask], **settings: Any) -> CIFNetHead:
-    head = CIFNetHead(tasks[0].z.shape[1], epsilon=EPSILON, **settings)
+def learn(tasks: list[literal.LiteralTask], **settings) -> CIFNetHead:
+    head = CIFNetHead(tasks[0].z.shape[1], epsilon=literal.EPSILON, **settings)
     for task in tasks:
         head.begin_task(task.classes)
         for z, y in pieces_of(task, 2):
@@ -77,13 +65,11 @@ def learn(tasks: list[LiteralTask], **settings: Any) -> CIFNetHead:
     return head
 
 
-@variants
 @given(
-    tasks=streams(), pieces=st.integers(1, 5), ridge=st.sampled_from([0.01, 1.0, 10.0])
+    literal.streams(), variants, st.integers(1, 5), st.sampled_from([0.01, 1.0, 10.0])
 )
-def test_agrees_with_a_literal_svd_per_class_and_batch(
-    tasks, pieces, ridge, update_past, weighting
-):
+def test_agrees_with_a_literal_svd_per_class_and_batch(tasks, variant, pieces, ridge):
+    weighting, update_past = variant
     head = learn(tasks, ridge=ridge, update_past=update_past, weighting=weighting)
     weights = []
     for j, task in enumerate(tasks):
@@ -96,38 +82,36 @@ def test_agrees_with_a_literal_svd_per_class_and_batch(
             ]
         weights += [literal_neuron(c, batches, ridge, weighting) for c in task.classes]
     assert head.classes == [c for task in tasks for c in task.classes]
-    assert distance(head.weights(), np.stack(weights, axis=1)) < 1e-8
+    assert literal.distance(head.weights(), np.stack(weights, axis=1)) < 1e-8
 
 
-@variants
-@given(tasks=streams(most_features=4, least_samples=8))
-def test_gcv_is_a_search_with_the_hat_matrix(tasks, update_past, weighting) -> None:
+@given(literal.streams(most_features=4, least_samples=8), variants)
+def test_gcv_is_a_search_with_the_hat_matrix(tasks, variant) -> None:
+    weighting, update_past = variant
     # More samples than features: else the hat matrix leaves only rounding (see tests/statistics).
     head = learn(tasks, ridge="gcv", update_past=update_past, weighting=weighting)
     for j, task in enumerate(tasks):
         seen = tasks[j:] if update_past else [task]
-        _, z, y = pooled(seen)
+        _, z, y = literal.pooled(seen)
         z = np.concatenate([task.past_z, z])
         weight = np.concatenate([task.past_weight, np.ones(len(y))])
         y = np.concatenate([task.past_y, y])
         groups = [task.classes]
-        if (
-            weighting == "released"
-        ):  # every class has a Gram matrix, and so a ridge, of its own
+        if weighting == "released":  # each class has a Gram matrix and ridge of its own
             groups = [[c] for c in task.classes]
         for group in groups:
-            target = targets(group, y)
+            target = literal.targets(group, y)
             if np.ptp(target, axis=0).max() == 0:
                 continue  # one class alone: nothing to fit, tested below
             omega = weight * SLOPES[weighting](target[:, 0]) ** 2
             columns = [head.classes.index(c) for c in group]
             ridges = torch.cat([cohort.ridge_used for cohort in head.cohorts])
             ridge = ridges[columns[0]].item()
-            score, expected = dense_ridge(z, target, ridge, omega)
+            score, expected = literal.dense_ridge(z, target, ridge, omega)
             for factor in (0.77, 1.3):  # the search is as precise as it has to be
-                other, _ = dense_ridge(z, target, factor * ridge, omega)
+                other, _ = literal.dense_ridge(z, target, factor * ridge, omega)
                 assert score <= 1.01 * other
-            assert distance(head.weights()[:, columns], expected) < 1e-8
+            assert literal.distance(head.weights()[:, columns], expected) < 1e-8
 
 
 @pytest.mark.parametrize("weighting", SLOPES)
@@ -137,7 +121,7 @@ def test_one_class_alone_scores_its_target_everywhere(count, weighting):
     y = torch.full((count,), 3)
     for ridge in (1e-6, "gcv"):
         head = teach(CIFNetHead(50, ridge=ridge, weighting=weighting), z, y)
-        limit = torch.full((count, 1), LIMIT, dtype=torch.float64)
+        limit = torch.full((count, 1), literal.LIMIT, dtype=torch.float64)
         assert torch.allclose(head(z), limit, rtol=1e-3)
     # The bias is free, so nothing is left for the features to explain.
     assert head.weights()[1:].norm() < 1e-8
@@ -158,11 +142,9 @@ def test_weights_and_accuracies_agree_with_the_golden_vectors(variant):
     # which the file itself carries up to 1.34e-9 of rounding.
     tolerance = 1e-11 if variant.startswith("paper") else 1.4e-9
     x, y = scans()
-    train = torch.from_numpy(GOLDEN["train_rows"]).long()
-    test = torch.from_numpy(GOLDEN["test_rows"]).long()
-    stored = torch.from_numpy(GOLDEN["buffer_rows"]).long()
-    order = torch.from_numpy(GOLDEN["class_order"]).long()
-    head = CIFNetHead(64, ridge=0.01, epsilon=EPSILON, **VARIANTS[variant])
+    names = ("train_rows", "test_rows", "buffer_rows", "class_order")
+    train, test, stored, order = (torch.from_numpy(GOLDEN[name]) for name in names)
+    head = CIFNetHead(64, ridge=0.01, epsilon=literal.EPSILON, **VARIANTS[variant])
     for k in range(5):
         seen = order[: 2 * k + 2]
         classes = seen[-2:]
@@ -176,7 +158,7 @@ def test_weights_and_accuracies_agree_with_the_golden_vectors(variant):
         head.observe_past(x[past], y[past], torch.full((len(past),), float(weight)))
         head.solve()
         golden = GOLDEN[f"{variant}_W{k + 1}"]
-        assert distance(head.weights(), golden) < tolerance
+        assert literal.distance(head.weights(), golden) < tolerance
         rows = test[torch.isin(y[test], seen)]
         accuracy = 100 * (head.predict(x[rows]) == y[rows]).double().mean().item()
         assert accuracy == pytest.approx(GOLDEN[f"{variant}_acc"][k], abs=1e-9)

@@ -1,7 +1,6 @@
 """Every head lives on another device, simulated and where there is one real, as on the CPU."""
 
 import copy
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,14 +13,15 @@ from tests.heads.suite import HEADS
 from tests.simulated_device import simulated_device
 
 REAL = torch.accelerator.current_accelerator(check_available=True)
-SAME = {"cifnet-locked", "cifnet-gcv", "ridge-auto", "ridge", "ranpac", "dsal", "acil"}
+SAME = {"cifnet", "cifnet-locked", "cifnet-gcv", "ridge-auto", "ridge", "slda"}
+SAME |= {"ranpac", "dsal", "acil"}
 """Heads that take no other way on a device than others do; nor do those of float32."""
 
 CASES = [c for c in HEADS if c.id not in SAME and not c.id.endswith("-float32")]
 
 
 @pytest.fixture(params=filter(None, ["simulated", REAL]), ids=str)
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+def device(request: pytest.FixtureRequest):
     if request.param != "simulated":
         yield torch.device(request.param)
         return

@@ -71,9 +71,7 @@ def rows(head: Head, z: torch.Tensor) -> np.ndarray:
     return head._novelty_features(z).double().numpy()
 
 
-def assert_near(
-    found: torch.Tensor, expected: torch.Tensor, case: Case, least: float = 0.0
-) -> None:
+def assert_near(found, expected, case, least=0.0):
     assert difference(found, expected) <= max(case.tolerance, least)
 
 

@@ -1,25 +1,14 @@
 """Prototype heads against scikit-learn, and what their papers compute, sample by sample."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from torch import Tensor
 from torch.nn.functional import normalize
 
-from cifnet_pl.heads import (
-    ACILHead,
-    FeCAMHead,
-    Head,
-    KLDAHead,
-    NCMHead,
-    RanPACHead,
-    RidgeHead,
-    SLDAHead,
-)
+from cifnet_pl import heads
 from cifnet_pl.heads.trial import learn, queries, stream
 from cifnet_pl.statistics import draw_normal
 from cifnet_pl.utilities.errors import CifnetError
@@ -34,16 +23,16 @@ Y = DIGITS[ROWS]
 REST = X[~torch.isin(torch.arange(len(X)), ROWS)]
 
 
-def learned(head: Head) -> Any:
+def learned(head: heads.Head):
     return teach_pairs(head, Z, Y)
 
 
 def test_ncm_scores() -> None:
     means = torch.stack([Z[Y.eq(c)].mean(dim=0) for c in range(10)])
-    euclidean = learned(NCMHead(64, metric="euclidean"))(REST)
+    euclidean = learned(heads.NCMHead(64, metric="euclidean"))(REST)
     expected = -(REST[:, None] - means).square().sum(dim=2)
     assert torch.allclose(euclidean, expected, rtol=1e-12, atol=1e-12)
-    head = learned(NCMHead(64))
+    head = learned(heads.NCMHead(64))
     cosine = torch.cosine_similarity(REST[:, None], means, dim=2)
     assert torch.allclose(head(REST), cosine, rtol=1e-12)
     assert head.state_elements() == {"moments": 10 * 65}
@@ -55,7 +44,7 @@ def test_slda_is_linear_discriminant_analysis(shrinkage: float) -> None:
         solver="lsqr", shrinkage=shrinkage, priors=np.full(10, 0.1)
     )
     reference.fit(Z.numpy(), Y.numpy())
-    head = learned(SLDAHead(64, shrinkage=shrinkage))
+    head = learned(heads.SLDAHead(64, shrinkage=shrinkage))
     ours = head(REST)
     theirs = torch.from_numpy(reference.decision_function(REST.numpy()))
     # Scores are fixed up to what is common to all classes.
@@ -71,14 +60,14 @@ def test_classes_of_one_sample_each_and_sums_that_overflow() -> None:
     z = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     y = torch.tensor([0, 1])
     for shrinkage in (0.1, "gcv"):
-        assert teach(SLDAHead(2, shrinkage), z, y).predict(z).equal(y)
+        assert teach(heads.SLDAHead(2, shrinkage), z, y).predict(z).equal(y)
     with pytest.raises(CifnetError, match="not positive definite"):
-        teach(SLDAHead(2, 0.1, "float32"), 1e20 * z, y)
+        teach(heads.SLDAHead(2, 0.1, "float32"), 1e20 * z, y)
 
 
 def test_gcv_chooses_the_ridge_of_regression_on_the_same_sums() -> None:
-    slda = learned(SLDAHead(64))
-    ridge = learned(RidgeHead(64))
+    slda = learned(heads.SLDAHead(64))
+    ridge = learned(heads.RidgeHead(64))
     alpha = slda.shrinkage_used.item()
     scatter = slda.within_scatter()
     # α of S/n is the ridge λ of the sums.
@@ -87,7 +76,7 @@ def test_gcv_chooses_the_ridge_of_regression_on_the_same_sums() -> None:
 
 
 def test_a_removed_class_leaves_only_its_scatter() -> None:
-    head = learned(SLDAHead(64, shrinkage=0.1))
+    head = learned(heads.SLDAHead(64, shrinkage=0.1))
     scatter = head.within_scatter()
     scores = head(REST)
     head.remove_classes([2, 9])
@@ -108,15 +97,15 @@ SAMPLES, LABELS = (
 
 
 def test_ranpac_is_acil_on_its_projection() -> None:
-    head = learn(RanPACHead(D, width=30, ridge=2.0, seed=3), TASKS)
-    same = ACILHead(D, ridge=2.0, projection=draw_normal(30, D, 3))
+    head = learn(heads.RanPACHead(D, width=30, ridge=2.0, seed=3), TASKS)
+    same = heads.ACILHead(D, ridge=2.0, projection=draw_normal(30, D, 3))
     assert torch.equal(head(QUERIES), learn(same, TASKS)(QUERIES))
 
 
 def test_kldas_features_approximate_the_gaussian_kernel() -> None:
     products = torch.zeros(len(QUERIES), len(QUERIES), dtype=torch.float64)
     for seed in range(50):
-        x = KLDAHead(D, width=400, gamma=0.7, seed=seed)._features(QUERIES)[:, 1:]
+        x = heads.KLDAHead(D, width=400, gamma=0.7, seed=seed)._features(QUERIES)[:, 1:]
         products += x @ x.T / 50
     unit = normalize(QUERIES, dim=1)
     kernel = torch.exp(-0.7 * torch.cdist(unit, unit).square())
@@ -124,13 +113,13 @@ def test_kldas_features_approximate_the_gaussian_kernel() -> None:
 
 
 def test_klda_is_linear_discriminant_analysis_on_them() -> None:
-    head = learn(KLDAHead(D, width=20, shrinkage=0.3), TASKS)
+    head = learn(heads.KLDAHead(D, width=20, shrinkage=0.3), TASKS)
     x, q = (head._features(z)[:, 1:] for z in (SAMPLES, QUERIES))
-    expected = teach(SLDAHead(20, shrinkage=0.3), x, LABELS)(q)
+    expected = teach(heads.SLDAHead(20, shrinkage=0.3), x, LABELS)(q)
     assert torch.allclose(head(QUERIES), expected, rtol=1e-8, atol=1e-8)
 
 
-def fecam_scores(shrinkage: float) -> Tensor:
+def fecam_scores(shrinkage: float):
     """Scores as the paper's own code has them, class by class."""
     x, q = (z.sign() * z.abs().sqrt() for z in (SAMPLES, QUERIES))
     columns = []
@@ -150,7 +139,7 @@ def fecam_scores(shrinkage: float) -> Tensor:
 
 def test_fecam_is_the_mahalanobis_distance_of_each_class() -> None:
     for shrinkage in (0.5, 1.0):
-        head = learn(FeCAMHead(D, shrinkage=shrinkage), TASKS)
+        head = learn(heads.FeCAMHead(D, shrinkage=shrinkage), TASKS)
         expected = fecam_scores(shrinkage)
         assert torch.allclose(head(QUERIES), expected, rtol=1e-5, atol=1e-6)
     assert head.state_elements() == {"factors": 6 * 7 * 8 // 2, "moments": 6 * 7}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,49 +12,36 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-import cifnet_pl
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
 from cifnet_pl.heads.trial import learn, stream
 from cifnet_pl.testing import QUERIES, TASKS, difference, halves
 from cifnet_pl.utilities.errors import UsageError
-from tests import models
-from tests.heads.literal import (
-    EPSILON,
-    LiteralTask,
-    dense_ridge,
-    distance,
-    nll,
-    pooled,
-    streams,
-    targets,
-)
+from tests.heads import literal
 from tests.heads.suite import normal, scans, teach
 
 
-def learn_arrays(tasks: list[LiteralTask], **settings: Any) -> RidgeHead:
-    head = RidgeHead(tasks[0].z.shape[1], epsilon=EPSILON, **settings)
-    for task in tasks:
-        z, y = torch.from_numpy(task.z), torch.from_numpy(task.y)
-        teach(head, z, y, classes=task.classes)
-    return head
-
-
 @given(
-    tasks=streams(),
+    tasks=literal.streams(),
     ridge=st.sampled_from([1e-2, 1.0, 100.0]),
     products=st.sampled_from([0.0, 1.5]),
 )
 def test_equals_a_dense_joint_ridge_over_all_data(tasks, ridge, products) -> None:
     """A product feature is that of two sums of all features, divided by the embedding's length."""
-    head = learn_arrays(tasks, ridge=ridge, product_features=products)
-    classes, z, y = pooled(tasks)
+    width = tasks[0].z.shape[1]
+    head = RidgeHead(width, ridge, literal.EPSILON, product_features=products)
+    for task in tasks:
+        z, y = torch.from_numpy(task.z), torch.from_numpy(task.y)
+        teach(head, z, y, classes=task.classes)
+    classes, z, y = literal.pooled(tasks)
     assert head.classes == classes
     p, q = np.split(head.directions.numpy(), 2)
     lengths = np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-300)
     both = 0.5 * (z @ p.T) * (z @ q.T) / lengths / max(len(p), 1) ** 0.5
-    _, expected = dense_ridge(np.hstack([z, both]), targets(classes, y), ridge)
-    assert distance(head.weights, expected) < 1e-9
+    _, expected = literal.dense_ridge(
+        np.hstack([z, both]), literal.targets(classes, y), ridge
+    )
+    assert literal.distance(head.weights, expected) < 1e-9
 
 
 COUNTS = [([400, 399, 900], 3.0), ([100, 199, 900], 1.0), (None, 0)]
@@ -140,7 +126,7 @@ def test_the_weights_of_the_rules_are_the_most_likely_ones() -> None:
     for factors in ((0.9, 1.0), (1.1, 1.0), (1.0, 0.9), (1.0, 1.1)):
         other = head.rule_weights * torch.tensor(factors)
         logits = torch.tensordot(other, rules, dims=1)
-        assert nll(scores, y, 1.0, power) <= nll(logits, y, 1.0, power)
+        assert literal.nll(scores, y, 1.0, power) <= literal.nll(logits, y, 1.0, power)
     loaded = RidgeHead(64, decision="auto")
     loaded.load_state_dict(head.state_dict())
     assert torch.equal(loaded(z), head(z))
@@ -176,9 +162,6 @@ def test_rules_are_those_of_their_equations(decision: str) -> None:
     assert difference(head(z).log_softmax(dim=1), expected.log_softmax(dim=1)) <= 1e-8
 
 
-NEVER = [TASKS[0], TASKS[2]]
-
-
 def forget(head: RidgeHead, classes: list[int]) -> RidgeHead:
     for label in classes:
         share = head.statistics_of_class(label)
@@ -192,7 +175,7 @@ WIDE = {"decision": "discriminant", "product_features": 1.5}
 
 
 @pytest.mark.parametrize("options", [{}, WIDE])
-def test_forgetting_equals_never_having_learned(options: dict[str, Any]) -> None:
+def test_forgetting_equals_never_having_learned(options) -> None:
     """After a merge, too."""
     head = learn(RidgeHead(D, remember=True, **options), TASKS, batch=4)
     parts = [halves(task) for task in TASKS]
@@ -200,7 +183,7 @@ def test_forgetting_equals_never_having_learned(options: dict[str, Any]) -> None
     site = learn(head.fresh(), [odd for _, odd in parts])
     merged.merge_(site)
     merged.solve()
-    never = learn(RidgeHead(D, **options), NEVER)
+    never = learn(RidgeHead(D, **options), [TASKS[0], TASKS[2]])
     for each in (head, merged):
         forget(each, TASKS[1].classes)
         assert each.classes == never.classes
@@ -208,10 +191,3 @@ def test_forgetting_equals_never_having_learned(options: dict[str, Any]) -> None
         left = len(never.classes) * each.sums.packed_gram.numel()
         assert each.state_elements() == {**never.state_elements(), "remembered": left}
     assert never.statistics_of_class(never.classes[0]) is None
-
-
-def test_a_model_recalls_what_its_head_remembers() -> None:
-    model = models.learned("ridge-remember", [["ant", "bee"], ["cat"]])
-    result = cifnet_pl.forget(model, ["ant", "cat"])
-    assert (result.exact, result.recalled) == (True, True)
-    assert not result.model.removals

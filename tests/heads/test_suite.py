@@ -1,7 +1,5 @@
 """What every head passes: the checks of ``cifnet_pl.testing``, and what our own heads promise."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -28,7 +26,7 @@ pytestmark = pytest.mark.parametrize("case", HEADS)
 
 
 @pytest.mark.parametrize("check", HEAD_CHECKS, ids=lambda check: check.__name__)
-def test_public_check(case: Case, check: Callable[[Case], None]) -> None:
+def test_public_check(case: Case, check) -> None:
     check(case)
 
 

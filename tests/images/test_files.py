@@ -13,16 +13,7 @@ import pytest
 import cifnet_pl.serving
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.images.files import (
-    SYSTEM_FOLDERS,
-    PassedOver,
-    find_images,
-    images_below,
-    is_folder,
-    is_hidden,
-    read_bytes,
-    read_names_as,
-)
+from cifnet_pl.images import files
 from cifnet_pl.images.image import UnreadableImage, read_square
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import make_images
@@ -41,7 +32,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def relative(tree: Path, source: str) -> list[str]:
-    return [path.relative_to(tree).as_posix() for path in find_images(source)]
+    return [path.relative_to(tree).as_posix() for path in files.find_images(source)]
 
 
 def test_folders(tree: Path):
@@ -65,7 +56,7 @@ def test_what_exists_is_taken_literally(tree: Path):
     assert relative(tree, str(odd / "[x].png")) == names[:1]
     assert relative(tree, str(tree / "b*" / "c*" / "[x].png")) == names[1:]
     with pytest.raises(DataError, match="no image in"):
-        find_images(str(odd / "*.gif"))
+        files.find_images(str(odd / "*.gif"))
 
 
 def test_circles_are_entered_once(tree: Path):
@@ -81,12 +72,11 @@ def test_circles_are_entered_once(tree: Path):
 def test_the_page_skips_the_same_folders() -> None:
     page = Path(cifnet_pl.serving.__file__).parent / "page" / "page.js"
     listed = re.search(r"SYSTEM_FOLDERS = \[(.*?)\]", page.read_text(), re.DOTALL)
-    assert listed is not None
-    assert set(re.findall(r'"(.*?)"', listed[1])) == SYSTEM_FOLDERS
+    assert set(re.findall(r'"(.*?)"', listed[1])) == files.SYSTEM_FOLDERS
 
 
 def test_ordinary_names_are_not_hidden() -> None:
-    assert not is_hidden("recycle/eaDir/a.b/System/1.jpg")
+    assert not files.is_hidden("recycle/eaDir/a.b/System/1.jpg")
 
 
 @pytest.mark.timeout(120)
@@ -97,18 +87,18 @@ def test_a_walk_passes_all_entries_and_a_read_waits_for_none(tmp_path: Path) -> 
     (tmp_path / "circle.png").symlink_to("circle.png")
     (tmp_path / "device.png").symlink_to("/dev/zero")
     names = {path.name for path in tmp_path.iterdir()}
-    assert {path.name for path in find_images(tmp_path)} == names
-    assert {path.name for path in find_images(tmp_path / "*.png")} == names
+    assert {path.name for path in files.find_images(tmp_path)} == names
+    assert {path.name for path in files.find_images(tmp_path / "*.png")} == names
     for name in names - {"whole.png"}:
         with pytest.raises((OSError, DataError)):
-            read_bytes(tmp_path / name)
+            files.read_bytes(tmp_path / name)
 
 
 def test_a_folder_that_cannot_be_read_ends_no_watch(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    assert list(images_below(gone, PassedOver(), tolerant=True)) == []
+    assert list(files.images_below(gone, files.PassedOver(), tolerant=True)) == []
     with pytest.raises(FileNotFoundError):
-        list(images_below(gone, PassedOver()))
+        list(files.images_below(gone, files.PassedOver()))
 
 
 @pytest.mark.parametrize(
@@ -122,8 +112,8 @@ def test_a_folder_that_cannot_be_read_ends_no_watch(tmp_path: Path) -> None:
 )
 def test_files_that_may_be_images(tmp_path, name, content, count) -> None:
     (tmp_path / name).write_bytes(content)
-    passed_over = PassedOver()
-    assert list(images_below(tmp_path, passed_over)) == []
+    passed_over = files.PassedOver()
+    assert list(files.images_below(tmp_path, passed_over)) == []
     assert passed_over.count == len(passed_over.notes()) == count
 
 
@@ -158,15 +148,15 @@ def test_images_are_found_and_decoded_in_place(tmp_path: Path):
     images = make_images(tmp_path / "images", ["ant", "bee"], 3)
     packed = Path(shutil.make_archive(str(tmp_path / "shots"), "zip", images))
     before = sorted(tmp_path.rglob("*"))
-    result = list(find_images(str(packed)))
+    result = list(files.find_images(str(packed)))
     plain = sorted(images.rglob("*.png"))
     assert result == [packed / path.relative_to(images) for path in plain]
-    assert list(find_images(str(packed / "bee"))) == result[3:]
-    assert list(find_images(str(result[0]))) == result[:1]
+    assert list(files.find_images(str(packed / "bee"))) == result[3:]
+    assert list(files.find_images(str(result[0]))) == result[:1]
     assert read_square(result[0], 8).shape == (8, 8, 3)
     assert sorted(tmp_path.rglob("*")) == before  # nothing was unpacked
     with pytest.raises(DataError, match="no file or folder"):
-        find_images(str(packed / "cat"))
+        files.find_images(str(packed / "cat"))
 
 
 def test_damaged_archives_are_refused(tmp_path: Path):
@@ -175,7 +165,7 @@ def test_damaged_archives_are_refused(tmp_path: Path):
     (tmp_path / "text.zip").write_bytes(b"no archive")
     for name in ("cut.zip", "text.zip"):
         with pytest.raises(DataError, match="cannot read archive"):
-            is_folder(tmp_path / name)
+            files.is_folder(tmp_path / name)
 
 
 def explorer_archive(target: Path) -> Path:
@@ -192,27 +182,27 @@ def explorer_archive(target: Path) -> Path:
 def test_names_in_the_code_page_of_another_system(tmp_path):
     packed = explorer_archive(tmp_path / "x.zip")
     with pytest.raises(DataError, match=r"set --data\.zip_encoding"):
-        is_folder(packed)
-    read_names_as("no such encoding", packed)
+        files.is_folder(packed)
+    files.read_names_as("no such encoding", packed)
     with pytest.raises(DataError, match=r"unknown encoding.*zip_encoding"):
-        is_folder(packed)
-    read_names_as("cp932", packed)
-    found = list(find_images(packed))
+        files.is_folder(packed)
+    files.read_names_as("cp932", packed)
+    found = list(files.find_images(packed))
     assert {image.parent.name for image in found} == {"表", "ソ"}
-    assert read_bytes(found[0]) == b""
+    assert files.read_bytes(found[0]) == b""
     # Nobody else inherits it.
     other = explorer_archive(tmp_path / "y.zip")
     with pytest.raises(DataError, match="zip_encoding"):
-        is_folder(other)
-    read_names_as("cp932", tmp_path)
-    assert is_folder(other)
+        files.is_folder(other)
+    files.read_names_as("cp932", tmp_path)
+    assert files.is_folder(other)
 
 
 def test_names_of_macos_are_utf8_without_the_flag(tmp_path: Path):
     packed = archive_of(tmp_path / "x.zip", "abcd/1.png")
     content = packed.read_bytes().replace(b"abcd", "éé".encode())
     packed.write_bytes(content)
-    assert list(find_images(packed)) == [packed / "éé" / "1.png"]
+    assert list(files.find_images(packed)) == [packed / "éé" / "1.png"]
 
 
 def test_damage_within_an_archive_is_an_unreadable_image(tmp_path: Path):

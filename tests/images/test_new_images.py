@@ -1,7 +1,6 @@
 """Watch a folder: each image once, as soon as it is written, beside entries that are none."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ def names(batches, looks: int) -> list[list[str]]:
 
 
 @pytest.mark.timeout(120)
-def test_each_image_is_found_once_it_is_written(tmp_path: Path) -> None:
+def test_each_image_is_found_once_it_is_written(tmp_path) -> None:
     """Special files are named and end nothing; what may be an image is told once."""
     told: list[str] = []
     os.mkfifo(tmp_path / "pipe.png")
@@ -42,7 +41,7 @@ def test_each_image_is_found_once_it_is_written(tmp_path: Path) -> None:
     assert "5.jxl" in told[0]
 
 
-def test_an_image_that_could_not_be_stored_is_found_again(tmp_path: Path) -> None:
+def test_an_image_that_could_not_be_stored_is_found_again(tmp_path) -> None:
     (tmp_path / "1.png").write_bytes(b"1")
     images = NewImages(tmp_path, print)
     batches = images.batches(2, pause=0, settled=False)

@@ -1,7 +1,6 @@
 """What a trained method has learned is a model like any other."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -60,7 +59,7 @@ def test_a_class_whose_name_is_not_utf_8(tmp_path):
     assert sorted(learned_model(module).class_names) == sorted(names)
 
 
-def test_the_stored_model_is_extended_and_exported(tmp_path: Path):
+def test_the_stored_model_is_extended_and_exported(tmp_path):
     built_in = {"backbone": "random:resnet32_cifar"}
     module, _ = run(ReplayModule, tmp_path, epochs=1, **built_in)
     learned_model(module).save(tmp_path / "bundle")
@@ -72,7 +71,7 @@ def test_the_stored_model_is_extended_and_exported(tmp_path: Path):
     assert extended.to_onnx().content
 
 
-def test_an_unfinished_run_is_no_model(tmp_path: Path):
+def test_an_unfinished_run_is_no_model(tmp_path):
     made = learner(ReplayModule, epochs=1)
     engine = trainer(tmp_path)
     engine.fit(made, datamodule=data())

@@ -5,7 +5,6 @@ import os
 import warnings
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ import torch
 from cifnet_pl.iterative import (
     METHODS,
     CREATEModule,
-    IterativeModule,
     ReplayModule,
     TagFexModule,
 )
@@ -31,9 +29,7 @@ BATCH = 32
 """Over all processes."""
 
 
-def losses_of(
-    method: type[IterativeModule], folder: Path, processes: int
-) -> tuple[list[float], IterativeModule]:
+def losses_of(method, folder, processes):
     """Loss at each step of a run of two tasks, and the module."""
     values: list[float] = []
     real = Descent._average
@@ -74,13 +70,13 @@ def make_unreadable() -> None:
     Descent.step = step
 
 
-def learn(method: type[IterativeModule], folder: Path, name: str) -> None:
+def learn(method, folder, name):
     """Store the losses of a run in two processes, and the weights of the module."""
     losses, made = losses_of(method, folder, 2)
     torch.save((losses, made.state_dict()), folder / name)
 
 
-def rank(number: int, port: int, folder: Path) -> int:
+def rank(number, port, folder):
     """One of two processes: learns with every method, one after the other."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NODE_RANK="0")
     os.environ.update(WORLD_SIZE="2", LOCAL_RANK=str(number))

@@ -48,9 +48,7 @@ def sizes(watch):
     )
 
 
-def test_one_image_is_normalised_by_the_running_statistics(
-    sizes, tmp_path, monkeypatch
-):
+def test_one_image_is_normalised_by_running_statistics(sizes, tmp_path, monkeypatch):
     """ResNet-18 ends in a map of one pixel here, of which one image has no variance."""
 
     def three(self, rows, task):

@@ -122,15 +122,11 @@ def test_parameters_are_the_papers_on_cifar_100(method, tasks, millions):
 # ---------------------------------------------------------------------- the command line
 
 
-def line(method: str, *options: str) -> list[str]:
-    given = "--data.max_tasks 2 --data.batch_size 32 --model.backbone small"
-    given += f" --model cifnet_pl.iterative.{method} --model.epochs 1"
-    return ["fit", *DATA, *given.split(), *options, "--logs"]
-
-
 def test_after_a_kill_inside_a_task(tmp_path, monkeypatch):
-    words = "--seed_everything 5 --model.preset mine"
-    fit = line("DERModule", *words.split())
+    words = "--data.max_tasks 2 --data.batch_size 32 --model.backbone small"
+    words += " --model cifnet_pl.iterative.DERModule --model.epochs 1"
+    words += " --model.preset mine --seed_everything 5"
+    fit = ["fit", *DATA, *words.split(), "--logs"]
     assert main([*fit, str(tmp_path / "whole")]) == 0
     whole = tmp_path / "whole" / "default" / "version_0"
     config = yaml.safe_load((whole / "config.yaml").read_text())

@@ -1,8 +1,6 @@
 """Calibration by groups or labelled images; verdicts on unknown samples, and prediction sets."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from torch import Tensor
 import cifnet_pl
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer, buffer_samples, given_groups
-from cifnet_pl.heads import Head, NCMHead, RidgeHead
+from cifnet_pl.heads import NCMHead, RidgeHead
 from cifnet_pl.heads.probabilities import (
     SMALLEST_POWER,
     CalibrationSamples,
@@ -40,9 +38,7 @@ ANIMALS = ["ant", "bee", "cat"]
 SELECTS_RULE = partial(RidgeHead, decision="auto")
 
 
-def images(
-    seed: int, spread: float = 0.7, groups_each: int = GROUPS
-) -> tuple[Tensor, Tensor]:
+def images(seed, spread=0.7, groups_each=GROUPS):
     """Embeddings of five classes, in groups of four that share a component, and labels."""
     draw = torch.Generator().manual_seed(seed)
     rows = torch.arange(CLASSES * groups_each * EACH)
@@ -53,28 +49,20 @@ def images(
     return classes[y] + 1.2 * scenes[rows // EACH] + spread * noise, y
 
 
-def empty(
-    buffer: CalibrationBuffer | None, head: Callable[[int], Head] = RidgeHead
-) -> Classifier:
+def empty(buffer, head=RidgeHead):
     """A model that knows nothing, and is calibrated if it has a buffer."""
     backbone = build_backbone(f"pixels:{SIDE}")
     calibrated = buffer is not None
     return Classifier(backbone, head(WIDTH), buffer, calibrated=calibrated)
 
 
-def learned(
-    spread: float = 0.7,
-    groups_each: int = GROUPS,
-    head: Callable[[int], Head] = RidgeHead,
-) -> Classifier:
+def learned(spread=0.7, groups_each=GROUPS, head=RidgeHead):
     """A model that learned images with content hashes 0, 1, …, group after group."""
     buffer = None if head is NCMHead else CalibrationBuffer()
     return learn_embeddings(empty(buffer, head), NAMES, *images(1, spread, groups_each))
 
 
-def learn_rows(
-    model: Classifier, z: Tensor, y: Tensor, rows: Tensor, classes: list[int]
-) -> None:
+def learn_rows(model, z, y, rows, classes):
     """Learn the images at some rows as a task of some classes."""
     model.begin_task([NAMES[c] for c in classes])
     labels = torch.tensor(model.labels([NAMES[c] for c in y[rows].tolist()]))
@@ -82,9 +70,7 @@ def learn_rows(
     model.finish_task()
 
 
-def learned_in_parts(
-    new_buffer: Callable[[], CalibrationBuffer], z: Tensor, y: Tensor
-) -> list[Classifier]:
+def learned_in_parts(new_buffer, z, y):
     """A model that learned in two tasks, and one of two sites that were merged."""
     in_two = empty(new_buffer())
     for classes in ([4, 1, 3], [2, 0]):
@@ -96,7 +82,7 @@ def learned_in_parts(
     return [in_two, merge(sites).model]
 
 
-def stored(model: Classifier, tmp_path: Path) -> Classifier:
+def stored(model, tmp_path):
     """The model as it comes back from a file, with the same tensors."""
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
@@ -104,9 +90,7 @@ def stored(model: Classifier, tmp_path: Path) -> Classifier:
     return again
 
 
-def assert_calibrated_by(
-    model: Classifier, scores: Tensor, y: Tensor, smallest_power: float = 1.0
-) -> None:
+def assert_calibrated_by(model, scores, y, smallest_power=1.0):
     """By scores without groups; of images alone the power is fitted, too."""
     fit = fit_probabilities([scores], y, smallest_power)
     found = float(model.head.temperature), float(model.head.odds_power)
@@ -233,7 +217,7 @@ def test_where_groups_show_late_only_those_that_are_whole_calibrate() -> None:
     assert model.buffer.y.unique().tolist() == [2, 3, 4]
 
 
-def test_models_of_before_keep_their_groups(tmp_path: Path) -> None:
+def test_models_of_before_keep_their_groups(tmp_path):
     """They say nothing of the errors that showed them."""
     model = learned()
     model.save(tmp_path / "bundle")
@@ -315,7 +299,7 @@ def test_images_learned_later_calibrate_no_longer() -> None:
         learned().recalibrated(z, y, known)
 
 
-def test_groups_that_the_user_gave(tmp_path: Path) -> None:
+def test_groups_that_the_user_gave(tmp_path):
     """They come with content hashes; an image without one, or learned later, stands alone."""
     z, y = images(1)
     group = torch.arange(len(y)) // EACH
@@ -338,7 +322,7 @@ def test_groups_that_the_user_gave(tmp_path: Path) -> None:
     assert len(again.buffer.group.unique()) == len(groups.unique()) + 10
 
 
-def test_selected_images_are_excluded(tmp_path: Path) -> None:
+def test_selected_images_are_excluded(tmp_path):
     """They are learned and left out with their group, also after a round trip, until all count."""
     plain = learned()
     key, y = plain.buffer.key, plain.buffer.y

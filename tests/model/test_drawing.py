@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from cifnet_pl.model.drawing import (
@@ -40,7 +39,7 @@ def test_calibration_bins():
     assert heights == [*[0.0] * 9, 66.7]
 
 
-def accuracy_matrix(tasks: int) -> Axes:
+def accuracy_matrix(tasks: int):
     """The axes of the accuracy matrix of a run without errors."""
     accuracy = [100.0] * tasks
     matrix = [[100.0] * (k + 1) for k in range(tasks)]
@@ -48,7 +47,7 @@ def accuracy_matrix(tasks: int) -> Axes:
     return draw_trajectory(classes_seen, accuracy, accuracy, matrix, "run").axes[1]
 
 
-def confusions(classes: int) -> Axes:
+def confusions(classes: int):
     """The axes of a picture with a number in every cell."""
     matrix = np.full((classes, classes), 1) + np.diag([200] * classes)
     axes = draw_confusion(matrix, [str(i) for i in range(classes)], "title").axes[0]

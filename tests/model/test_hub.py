@@ -1,7 +1,6 @@
 """Models on the Hugging Face hub: pushed, fetched, refused, offline."""
 
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import create_autospec
 
@@ -22,7 +21,7 @@ NAME = "hf:someone/animals"
 class FakeHub:
     """Repositories as folders below one."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root):
         self.root = root
         self.real = huggingface_hub.HfApi()
 
@@ -53,7 +52,7 @@ class FakeHub:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+def hub(tmp_path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     """A hub without models, whose calls have the arguments of the package; and an empty cache."""
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -84,7 +83,7 @@ def test_a_model_comes_back_as_it_was(hub: FakeHub):
     assert type(cifnet_pl.load(NAME, download=True).head).__name__ == "RidgeHead"
 
 
-def test_the_commands(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_commands(hub: FakeHub, tmp_path, capsys: pytest.CaptureFixture[str]):
     copy = tmp_path / "copy"
     learned("ridge").save(tmp_path / "b")
     code = run_cifnet("export", model=tmp_path / "b", push=NAME)

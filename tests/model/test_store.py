@@ -3,9 +3,7 @@
 import json
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,21 +25,9 @@ from cifnet_pl.utilities.errors import (
     DataError,
     UsageError,
 )
+from tests import models
 from tests.command_line import BUFFER, checkpoint, fit
 from tests.command_line import learned as learned_run
-from tests.models import (
-    MAKERS,
-    SIDE,
-    WIDTH,
-    Payload,
-    config_of,
-    forge,
-    learn_embeddings,
-    learn_task,
-    learned,
-    tensors_equal,
-    tensors_of,
-)
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:17\n"
 
@@ -60,11 +46,11 @@ def test_run_checkpoint_and_bundle_are_the_same_model(run: Path, tmp_path: Path)
     # A checkpoint needs nothing beside it.
     alone = shutil.copy(last, tmp_path / "alone.ckpt")
     places = [run, run.parent, last, alone, tmp_path / "b"]
-    models = [cifnet_pl.load(path, device="cpu") for path in places]
-    for model in models:
-        assert torch.equal(model.head(z), models[0].head(z))
-        assert model.describe() == models[0].describe()
-    first = models[0]
+    loaded = [cifnet_pl.load(path, device="cpu") for path in places]
+    for model in loaded:
+        assert torch.equal(model.head(z), loaded[0].head(z))
+        assert model.describe() == loaded[0].describe()
+    first = loaded[0]
     assert first.class_names == [str(c) for c in range(10)]
     assert first.tasks == [[str(c), str(c + 1)] for c in range(0, 10, 2)]
     measured = [row["A_k"] for row in checkpoint(run)["cifnet"]["record"]["rows"]]
@@ -75,7 +61,7 @@ def test_run_checkpoint_and_bundle_are_the_same_model(run: Path, tmp_path: Path)
 
 def test_random_weights_of_a_frozen_backbone_are_in_the_model(tmp_path: Path):
     backbone = build_backbone("random:resnet32_cifar", engine="torch")
-    model = learn_embeddings(
+    model = models.learn_embeddings(
         Classifier(backbone, RidgeHead(64)),
         ["ant", "bee"],
         torch.randn(4, 64),
@@ -89,8 +75,8 @@ def test_random_weights_of_a_frozen_backbone_are_in_the_model(tmp_path: Path):
 
 
 def test_a_bundle_shares_a_backbone_only_if_it_is_its_own(tmp_path: Path):
-    learned("ridge").save(tmp_path / "b")
-    same = build_backbone(f"pixels:{SIDE}")
+    models.learned("ridge").save(tmp_path / "b")
+    same = build_backbone(f"pixels:{models.SIDE}")
     other = build_backbone("pixels:4")
     assert load_bundle(tmp_path / "b", backbone=same).backbone is same
     own = load_bundle(tmp_path / "b", backbone=other).backbone
@@ -114,19 +100,19 @@ def test_nothing_there(tmp_path: Path):
 # ---------------------------------------------------------------------- bundles
 
 
-@pytest.mark.parametrize("head", MAKERS)
+@pytest.mark.parametrize("head", models.MAKERS)
 def test_round_trip_is_bit_identical_and_goes_on_learning(head: str, tmp_path: Path):
-    model = learned(head, [["ant", "bee"], ["cat"]])
+    model = models.learned(head, [["ant", "bee"], ["cat"]])
     model.save(tmp_path / "b")
     again = cifnet_pl.load(tmp_path / "b", device="cpu")
-    z = torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(3))
+    z = torch.randn(20, models.WIDTH, generator=torch.Generator().manual_seed(3))
     assert torch.equal(again.head(z), model.head(z))
     assert again.describe() == model.describe()
     assert again.tasks == model.tasks
     assert again.counts == model.counts
-    assert tensors_equal(again.tensors(), model.tensors())
+    assert models.tensors_equal(again.tensors(), model.tensors())
     for either in (model, again):
-        learn_task(either, ["gnu"])
+        models.learn_task(either, ["gnu"])
     assert torch.equal(again.head(z), model.head(z))
 
 
@@ -148,21 +134,21 @@ def test_a_bundle_of_format_2_as_it_was_written_gives_the_scores_it_gave():
 def test_content_decides_the_file(tmp_path: Path):
     """The same model may be saved again; another one replaces it only where that is asked for."""
     bundle = tmp_path / "b"
-    learned("ridge").save(bundle)
-    learned("ridge").save(tmp_path / "same")
+    models.learned("ridge").save(bundle)
+    models.learned("ridge").save(tmp_path / "same")
     same = sorted((tmp_path / "same").iterdir())
     for file, other in zip(sorted(bundle.iterdir()), same, strict=True):
         assert (file.name, file.read_bytes()) == (other.name, other.read_bytes())
     with pytest.raises(AlreadyThere) as caught:
-        learned("ridge").save(bundle)
+        models.learned("ridge").save(bundle)
     assert caught.value.exit_code == 0
-    renamed = learned("ridge")
+    renamed = models.learned("ridge")
     renamed.class_names[0] = "other"
-    for other in (renamed, learned("ncm")):
+    for other in (renamed, models.learned("ncm")):
         with pytest.raises(UsageError, match="--overwrite true"):
             other.save(bundle)
     assert type(load_bundle(bundle).head).__name__ == "RidgeHead"
-    learned("ncm").save(bundle, overwrite=True)
+    models.learned("ncm").save(bundle, overwrite=True)
     assert type(load_bundle(bundle).head).__name__ == "NCMHead"
     assert len(list(bundle.iterdir())) == 2  # the old tensors are gone
 
@@ -171,17 +157,17 @@ def test_foreign_folders_are_never_overwritten(tmp_path: Path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "a.jpg").touch()
     with pytest.raises(UsageError, match="other files"):
-        learned().save(tmp_path / "images", overwrite=True)
+        models.learned().save(tmp_path / "images", overwrite=True)
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a file"):
-        learned().save(tmp_path / "file", overwrite=True)
+        models.learned().save(tmp_path / "file", overwrite=True)
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["a.jpg", "file", "images"]
 
 
 @pytest.mark.parametrize("name", ["../up", "a\nb", ""])
 def test_names_that_are_no_names_are_not_stored(name: str, tmp_path: Path):
     with pytest.raises(DataError, match="class name"):
-        learned(tasks=[["ant", name]]).save(tmp_path / "b")
+        models.learned(tasks=[["ant", name]]).save(tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 
@@ -189,7 +175,7 @@ def test_names_that_are_no_names_are_not_stored(name: str, tmp_path: Path):
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CIFNetHead with a buffer."""
     folder = tmp_path_factory.mktemp("bundle") / "b"
-    learned("cifnet").save(folder)
+    models.learned("cifnet").save(folder)
     return folder
 
 
@@ -236,13 +222,13 @@ DESCRIPTIONS = [
 
 @pytest.mark.parametrize(("entry", "value", "reason"), DESCRIPTIONS)
 def test_descriptions_that_do_not_fit(entry, value, reason, forged):
-    config = config_of(forged)
+    config = models.config_of(forged)
     *groups, key = entry.split()
     record = config
     for group in groups:
         record = record[group]
     record[key] = value
-    forge(forged, config)
+    models.forge(forged, config)
     with pytest.raises(CifnetError, match=r"(?s).*" + reason):
         load_bundle(forged)
 
@@ -261,14 +247,14 @@ TENSORS = [
 
 @pytest.mark.parametrize(("name", "value", "reason"), TENSORS)
 def test_tensors_that_do_not_fit(name, value, reason, forged):
-    tensors = tensors_of(forged)
+    tensors = models.tensors_of(forged)
     old = tensors.pop(name, None)
     if isinstance(value, Tensor):
         tensors[name] = value
     elif value is not None:
         tensors[name] = old.clone()
         tensors[name].view(-1)[0] = value
-    forge(forged, config_of(forged), tensors)
+    models.forge(forged, models.config_of(forged), tensors)
     with pytest.raises(CheckpointError, match=reason):
         load_bundle(forged)
 
@@ -302,7 +288,9 @@ def test_mutated_bytes(kind, run, bundle, tmp_path, data):
     forged = Path(shutil.copytree(bundle, tmp_path / "m"))
     (tensors,) = forged.glob("tensors-*")
     if kind == "tensors":
-        forge(forged, config_of(bundle), mutate(tensors.read_bytes(), data))
+        models.forge(
+            forged, models.config_of(bundle), mutate(tensors.read_bytes(), data)
+        )
     elif kind == "config":
         (forged / CONFIG).write_bytes(mutate((forged / CONFIG).read_bytes(), data))
     else:
@@ -322,7 +310,7 @@ def test_mutated_bytes(kind, run, bundle, tmp_path, data):
 # ---------------------------------------------------------------------- checkpoints
 
 
-def rewritten(run: Path, target: Path, change: Callable[[dict], Any]) -> Path:
+def rewritten(run: Path, target: Path, change) -> Path:
     content = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     change(content)
     torch.save(content, target)
@@ -354,10 +342,12 @@ def test_a_checkpoint_in_the_current_folder_is_a_model(run, tmp_path, monkeypatc
 
 def test_code_in_a_checkpoint_is_never_run(run: Path, tmp_path: Path):
     mark = tmp_path / "executed"
-    target = rewritten(run, tmp_path / "c.ckpt", lambda c: c.update(evil=Payload(mark)))
+    target = rewritten(
+        run, tmp_path / "c.ckpt", lambda c: c.update(evil=models.Payload(mark))
+    )
     with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
         load(target)
-    (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Payload(mark)))
+    (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(models.Payload(mark)))
     with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
         load(tmp_path / "plain.ckpt")
     assert fit(tmp_path, *BUFFER, "--ckpt_path", str(target)) == 1

@@ -8,21 +8,12 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
 from unittest.mock import Mock
 
 import pytest
 
+from cifnet_pl.utilities import files
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from cifnet_pl.utilities.files import (
-    exclusive,
-    expanded,
-    new_folder,
-    remove_leftovers,
-    write_atomic,
-    write_json,
-    write_text,
-)
 from cifnet_pl.utilities.run_folders import versions
 
 pytestmark = pytest.mark.usefixtures("true_fsync")
@@ -44,27 +35,27 @@ def untouched(target: Path) -> bool:
 
 def test_new_and_replaced_files(tmp_path: Path, target: Path) -> None:
     path = tmp_path / "a" / "b" / "c.txt"
-    write_text(path, "ä 🐈\n")
+    files.write_text(path, "ä 🐈\n")
     assert path.read_bytes() == "ä 🐈\n".encode()
     assert os.listdir(path.parent) == ["c.txt"]
-    write_atomic(target, lambda file: file.write(b"new"))
+    files.write_atomic(target, lambda file: file.write(b"new"))
     assert target.read_bytes() == b"new"
     assert os.listdir(target.parent) == [target.name]
 
 
 def test_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert expanded("~/a") == Path.home() / "a"
-    assert expanded("~ of nobody/a") == Path("~ of nobody/a")
+    assert files.expanded("~/a") == Path.home() / "a"
+    assert files.expanded("~ of nobody/a") == Path("~ of nobody/a")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     for path in ("~", "~/a", Path("~/a")):
         with pytest.raises(UsageError, match="set the variable HOME, or give a path"):
-            expanded(path)
+            files.expanded(path)
 
 
 def test_readable_as_the_umask_says(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        write_text(tmp_path / "a", "")
+        files.write_text(tmp_path / "a", "")
     finally:
         assert os.umask(before) == 0o027  # as it was
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
@@ -72,32 +63,28 @@ def test_readable_as_the_umask_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a fault")])
 def test_failing_writer_leaves_the_old_file(target: Path, error: BaseException) -> None:
-    def write(file: IO[bytes]) -> None:
+    def write(file) -> None:
         file.write(b"half of it")
         raise error
 
     with pytest.raises(type(error)) as caught:
-        write_atomic(target, write)
+        files.write_atomic(target, write)
     assert caught.value is error
     assert untouched(target)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_disk_that_refuses_at_the_end(
-    target: Path, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_that_refuses_at_the_end(target, call, monkeypatch):
     error = OSError(errno.EIO, os.strerror(errno.EIO))
     monkeypatch.setattr(os, call, Mock(side_effect=error))
     refused = r"cannot write .*file.bin: Input/output error; nothing was changed"
     with pytest.raises(CifnetError, match=refused):
-        write_atomic(target, lambda file: file.write(b"new"))
+        files.write_atomic(target, lambda file: file.write(b"new"))
     assert untouched(target)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL])
-def test_a_folder_that_cannot_be_flushed_leaves_the_new_file(
-    target: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_flushed_has_the_new_file(target, number, monkeypatch):
     """Only an error of the disk is one; some file systems cannot flush folders."""
     flush = os.fsync
 
@@ -109,11 +96,11 @@ def test_a_folder_that_cannot_be_flushed_leaves_the_new_file(
     monkeypatch.setattr(os, "fsync", refuse)
     if number == errno.EIO:
         with pytest.raises(CifnetError, match="Input/output error") as caught:
-            write_atomic(target, lambda file: file.write(b"new"))
+            files.write_atomic(target, lambda file: file.write(b"new"))
         assert "nothing was changed" not in str(caught.value)
     else:
-        write_atomic(target, lambda file: file.write(b"new"))
-        with new_folder(target.parent / "made") as made:
+        files.write_atomic(target, lambda file: file.write(b"new"))
+        with files.new_folder(target.parent / "made") as made:
             (made / "file").touch()
         assert (target.parent / "made" / "file").is_file()
     assert target.read_bytes() == b"new"
@@ -121,23 +108,22 @@ def test_a_folder_that_cannot_be_flushed_leaves_the_new_file(
 
 @pytest.mark.filterwarnings("ignore:flock not supported")
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
-def test_a_lock_where_the_file_system_has_none(
-    number: int, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_where_the_file_system_has_none(number, target, monkeypatch):
     refusal = Mock(side_effect=OSError(number, os.strerror(number)))
     monkeypatch.setattr("fcntl.flock", refusal)
-    with exclusive(target):
-        with pytest.raises(UsageError, match="another process"), exclusive(target):
+    with files.exclusive(target):
+        with (
+            pytest.raises(UsageError, match="another process"),
+            files.exclusive(target),
+        ):
             pass
-        write_atomic(target, lambda file: file.write(b"new"))
-    with exclusive(target):
+        files.write_atomic(target, lambda file: file.write(b"new"))
+    with files.exclusive(target):
         assert target.read_bytes() == b"new"
     assert os.listdir(target.parent) == [target.name]
 
 
-def test_a_file_that_another_program_has_open(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_another_program_has_open(target, monkeypatch):
     """As Windows treats it: for a moment, and for longer."""
     rename = os.replace
     refusals = [PermissionError(errno.EACCES, "Access is denied")]
@@ -149,20 +135,20 @@ def test_a_file_that_another_program_has_open(
 
     monkeypatch.setattr(os, "replace", refuse)
     monkeypatch.setattr("time.sleep", Mock())
-    write_atomic(target, lambda file: file.write(b"new"))
+    files.write_atomic(target, lambda file: file.write(b"new"))
     assert target.read_bytes() == b"new"
     refusals += [PermissionError(errno.EACCES, "Access is denied")] * 10
     with pytest.raises(CifnetError, match="close it in other programs"):
-        write_atomic(target, lambda file: file.write(b"newer"))
+        files.write_atomic(target, lambda file: file.write(b"newer"))
     assert target.read_bytes() == b"new"
     assert os.listdir(target.parent) == [target.name]
 
 
 def test_strict_json(target: Path) -> None:
     content = {"a": None, "b": [1.5, "ü"]}
-    write_json(target, content)
+    files.write_json(target, content)
     with pytest.raises(ValueError, match="JSON compliant"):
-        write_json(target, {"a": float("nan")})
+        files.write_json(target, {"a": float("nan")})
     assert json.loads(target.read_bytes()) == content
 
 
@@ -176,11 +162,11 @@ def test_versions_are_numbers_in_their_order(tmp_path: Path):
 @pytest.mark.parametrize("name", ["a" * 255, "ä" * 127])
 def test_names_as_long_as_the_system_allows(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    with exclusive(path):
-        write_text(path, "new")
-        with pytest.raises(UsageError, match="another process"), exclusive(path):
+    with files.exclusive(path):
+        files.write_text(path, "new")
+        with pytest.raises(UsageError, match="another process"), files.exclusive(path):
             pass
-        with exclusive(tmp_path / f"b{name[1:]}"):
+        with files.exclusive(tmp_path / f"b{name[1:]}"):
             pass
     assert os.listdir(tmp_path) == [name]
 
@@ -204,10 +190,10 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path):
     foreign = tmp_path / ".other.lock"
     foreign.touch()
 
-    def write(file: IO[bytes]) -> None:
-        remove_leftovers(tmp_path)
+    def write(file) -> None:
+        files.remove_leftovers(tmp_path)
         assert len(list(tmp_path.glob(".*.tmp"))) == 1
 
-    with exclusive(tmp_path / "2.sums"):
-        write_atomic(tmp_path / "2.sums", write)
+    with files.exclusive(tmp_path / "2.sums"):
+        files.write_atomic(tmp_path / "2.sums", write)
     assert sorted(tmp_path.iterdir()) == [foreign, tmp_path / "2.sums"]

@@ -9,13 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontEntry, findfont, fontManager
 
 from cifnet_pl.utilities import text as module
-from cifnet_pl.utilities.text import (
-    FONT,
-    families,
-    next_command,
-    print_text,
-    similar_spellings_message,
-)
 
 
 @pytest.mark.parametrize(
@@ -33,18 +26,18 @@ from cifnet_pl.utilities.text import (
     ],
 )
 def test_class_names_that_differ_only_in_how_they_are_written(names, known, pairs):
-    found = similar_spellings_message(names, known)
+    found = module.similar_spellings_message(names, known)
     assert (found is None) == (not pairs)
     for pair in pairs:
         assert pair in found
 
 
 def test_another_font_is_taken_for_what_matplotlibs_own_lacks(recwarn):
-    assert families(["Ströme", "Ёлка", "قطة", "😀"]) == [FONT]
-    own = module._characters(findfont(FONT))
+    assert module.families(["Ströme", "Ёлка", "قطة", "😀"]) == [module.FONT]
+    own = module._characters(findfont(module.FONT))
     other = module._characters(findfont("STIXGeneral"))
     character = chr(min(c for c in other - own if chr(c).isprintable()))
-    chosen = families(["plain", f"odd {character}"])
+    chosen = module.families(["plain", f"odd {character}"])
     assert len(chosen) == 2
     figure = Figure()
     FigureCanvasAgg(figure)
@@ -56,15 +49,17 @@ def test_another_font_is_taken_for_what_matplotlibs_own_lacks(recwarn):
 
 def test_oblique_and_bold_fonts_are_no_other_families(monkeypatch):
     other = findfont("STIXGeneral")
-    character = chr(min(module._characters(other) - module._characters(findfont(FONT))))
+    character = chr(
+        min(module._characters(other) - module._characters(findfont(module.FONT)))
+    )
     entries = [
         FontEntry(other, name="Slanted", style="italic", weight=400),
         FontEntry(other, name="Thick", style="normal", weight=700),
     ]
     monkeypatch.setattr(fontManager, "ttflist", entries)
-    assert families([character]) == [FONT]
+    assert module.families([character]) == [module.FONT]
     entries.append(FontEntry(other, name="Plain", style="normal", weight=400))
-    assert families([character]) == [FONT, "Plain"]
+    assert module.families([character]) == [module.FONT, "Plain"]
 
 
 class Terminal(io.StringIO):
@@ -77,19 +72,19 @@ class Terminal(io.StringIO):
 LONG = "accuracy " * 20 + "images/of/a/folder/whose/path/is/longer/than/the/screen"
 
 
-def test_text_wraps_at_a_terminal_but_commands_and_lines_of_a_log_stay_whole(
+def test_text_wraps_at_a_terminal_but_commands_and_lines_of_logs_are_whole(
     monkeypatch,
 ):
     monkeypatch.setenv("COLUMNS", "40")
     screen = Terminal()
-    print_text(LONG, screen)
+    module.print_text(LONG, screen)
     lines = screen.getvalue().splitlines()
     assert max(len(line) for line in lines[:-1]) <= 40
     assert lines[-1].strip() == LONG.split()[-1]
     assert " ".join(lines).split() == LONG.split()
-    command = next_command("info", "--model", LONG)
+    command = module.next_command("info", "--model", LONG)
     for text, stream in ((command, Terminal()), (LONG, io.StringIO())):
-        print_text(text, stream)
+        module.print_text(text, stream)
         assert stream.getvalue() == text + "\n"
 
 
