@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -45,11 +46,12 @@ class ImageHashes(GrowingModule):
         Returns:
             (m,) bool.
         """
-        hashes = pd.Series(self.content.cpu())
-        distinct = hashes.groupby(self.image_labels.cpu().numpy()).nunique()
         labels, column, counts = torch.unique(
             y, return_inverse=True, return_counts=True
         )
+        of_classes = torch.split(self.content, self.counts.tolist())
+        sizes = [len(torch.unique_consecutive(content)) for content in of_classes]
+        distinct = pd.Series(sizes, self.labels.tolist(), dtype="int64")
         expected = distinct.reindex(labels.tolist(), fill_value=0)
         is_whole: Tensor = counts >= counts.new_tensor(expected.to_numpy())
         return is_whole[column]
@@ -63,8 +65,9 @@ class ImageHashes(GrowingModule):
     @property
     def duplicates(self) -> int:
         """Number of images that are duplicates of another one, of any class."""
-        distinct = torch.unique(self.content)
-        return len(self.content) - len(distinct)
+        # NumPy sorts integers several times as fast as torch does.
+        ascending = np.sort(self.content.cpu().numpy())
+        return int((ascending[1:] == ascending[:-1]).sum())
 
     def add(self, labels: Tensor, hashes: Tensor) -> None:
         """Add images: (n,) labels and (n,) hashes."""
@@ -90,7 +93,12 @@ class ImageHashes(GrowingModule):
         self._replace(self.image_labels, self.content)
 
     def _replace(self, labels: Tensor, hashes: Tensor) -> None:
-        by_hash = hashes.argsort()
-        by_label = labels[by_hash].argsort(stable=True)
-        self.labels, self.counts = torch.unique(labels, return_counts=True)
-        self.content = hashes[by_hash[by_label]]
+        of_images = labels.cpu().numpy()
+        distinct, counts = np.unique(of_images, return_counts=True)
+        by_label = of_images.argsort(kind="stable")
+        content = hashes.cpu().numpy()[by_label]
+        for of_class in np.split(content, counts.cumsum()):
+            of_class.sort()
+        self.labels = self.labels.new_tensor(distinct)
+        self.counts = self.counts.new_tensor(counts)
+        self.content = self.content.new_tensor(content)
