@@ -6,7 +6,6 @@ A unit is what can be read without the others: a tar file, a block of rows of a 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +23,6 @@ from cifnet_pl.data.samples import (
     Source,
     SourceOptions,
     labelled,
-    table_of,
 )
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.folders import SplitFiles
@@ -197,28 +195,29 @@ class TrainingSet:
             DataError: as for the source; a class whose samples are all in another class, too.
         """
         names, notes = self.units()
-        left_out = np.zeros(0, dtype=np.int64)
+        left_out: list[int] = []
         if self.duplicates is not None:
             found = find_duplicates(self.whole, ())
             notes += found.sentences(self.duplicates)
             if self.duplicates == "leave_out":
-                left_out = np.flatnonzero(found.left_out(self.whole)["train"])
+                is_left_out = found.left_out(self.whole)["train"]
+                left_out = np.flatnonzero(is_left_out).tolist()
         units = []
-        counts: Counter[Any] = Counter()
+        counted = []
         first = 0
         for name in names:
             labels = self.labels(name)
             positions = first + np.arange(len(labels))
             first += len(labels)
-            counts.update(dict.fromkeys(labels, 0))  # of all classes, in their order
-            counts.update(labels[~np.isin(positions, left_out)])
+            learned = labels[~np.isin(positions, left_out)]
+            counted.append(learned.value_counts(dropna=False))
             if len(labels):
                 unit = UnitRecord(name=name, samples=len(labels), digest=digest(labels))
                 units.append(unit)
         samples = self.read(names[0])
-        distinct = table_of(label=list(counts), count=list(counts.values()))
+        counts = pd.concat(counted).rename_axis("label").reset_index()
         class_names, classes = labelled(
-            replace(samples, table=distinct, hash_of=np.zeros(0))
+            replace(samples, table=counts, hash_of=np.zeros(0))
         )
         of_class = classes.table.groupby("label")["count"].sum().tolist()
         # Sets of the same labels differ in their contents: two tell them apart.
@@ -231,7 +230,7 @@ class TrainingSet:
             class_names=class_names,
             counts=of_class,
             units=units,
-            left_out=left_out.tolist(),
+            left_out=left_out,
         )
         return plan, notes
 
@@ -250,7 +249,7 @@ class TrainingSet:
         Raises:
             DataError: a unit has changed since it was planned.
         """
-        label_of = {name: label for label, name in enumerate(plan.class_names)}
+        classes = pd.Index(plan.class_names)
         first = 0
         for unit in plan.units:
             end = first + unit.samples
@@ -262,10 +261,9 @@ class TrainingSet:
                         f"{samples.where} has changed since it was planned: choose another --output"
                     )
                 names, samples = labelled(samples)
-                labels = np.array([label_of[name] for name in names])
-                learned = positions[~np.isin(positions, plan.left_out)]
-                labelled_samples = samples.with_columns(label=labels[samples.labels])
-                yield labelled_samples, learned - first
+                labels = classes.get_indexer(names)[samples.labels]
+                learned = np.setdiff1d(positions, plan.left_out)
+                yield samples.with_columns(label=labels), learned - first
             first = end
 
 
