@@ -13,10 +13,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +104,7 @@ def _drive(
     Args:
         make: pickled function, as for :func:`make_with_ray`.
         shards, workers: as there.
-        sender: gets what :func:`_outcome` returns of each shard, or an error of Ray.
+        sender: gets what :func:`_next_outcome` returns of each shard, or an error of Ray.
     """
     # What Ray and its libraries print is no sentence.
     with open(os.devnull, "w") as nowhere:
@@ -117,33 +115,46 @@ def _drive(
     try:
         import ray
 
-        with _joined(workers), ThreadPool(workers.count) as pool:
-            resources: dict[str, float] = {"num_cpus": workers.threads}
-            if ray.cluster_resources().get("GPU"):
-                resources["num_gpus"] = 1 / workers.per_gpu
+        with _joined(workers):
             # Without a limit of calls, which is one on a GPU, a worker keeps backbone and data.
             task = ray.remote(
-                **resources,
+                num_cpus=workers.threads,
+                num_gpus=min(
+                    ray.cluster_resources().get("GPU", 0), 1 / workers.per_gpu
+                ),
                 max_calls=0,
                 max_retries=workers.retries,
                 retry_exceptions=[OSError],
             )(ray.cloudpickle.loads(make))
-            # Each thread waits for one shard.
-            for outcome in pool.imap_unordered(partial(_outcome, task), shards):
-                sender.send(outcome)
+            running: dict[Any, str] = {}
+            for shard in shards:
+                if len(running) == workers.count:
+                    sender.send(_next_outcome(running))
+                running[task.remote(shard)] = shard.name
+            while running:
+                sender.send(_next_outcome(running))
     except Exception as error:
         sender.send(CifnetError(f"Ray: {one_line(error)}"))
 
 
-def _outcome(task: Any, shard: Shard) -> tuple[str, str]:
-    """Make a shard with Ray; return its name if it failed, else nothing, and a sentence."""
+def _next_outcome(running: dict[Any, str]) -> tuple[str, str]:
+    """Wait for one of some shards that Ray makes, and take it out.
+
+    Args:
+        running: Ray's reference to each → its name.
+
+    Returns:
+        Its name if it failed, else nothing, and a sentence.
+    """
     import ray
 
+    (done,), _ = ray.wait(list(running))
+    name = running.pop(done)
     try:
-        return "", ray.get(task.remote(shard))
+        return "", ray.get(done)
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error
-        return shard.name, f"{shard.name} failed: {one_line(cause)}"
+        return name, f"{name} failed: {one_line(cause)}"
 
 
 def _joined(workers: Workers) -> Any:

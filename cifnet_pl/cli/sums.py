@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,7 @@ from cifnet_pl.cli.parsing import (
     choose_backbone,
     chooses_method,
     find_config,
-    options_in,
-    plain,
+    open_seeds,
     with_clean_heads,
 )
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
@@ -25,6 +24,7 @@ from cifnet_pl.utilities.files import (
     expanded,
     read_yaml,
     write_bytes,
+    write_text,
 )
 from cifnet_pl.utilities.plugins import current_folder_importable
 from cifnet_pl.utilities.text import next_command, print_text
@@ -32,12 +32,6 @@ from cifnet_pl.utilities.text import next_command, print_text
 if TYPE_CHECKING:
     from cifnet_pl.model.partial_sums import ShardLearner
     from cifnet_pl.model.partition import SetPlan, Shard, TrainingSet
-
-DEFAULT_SUMS_HEAD = "RidgeHead"
-"""Its sums are exact and small."""
-
-PLAN = "plan.json"
-"""Name of the file, beside those of sums, that says how the set is cut."""
 
 UNUSED = {"tune", "stream", "max_tasks", "unknown"}
 """Options of ``--data`` that leave samples out, or are for scores alone: not known here."""
@@ -80,13 +74,13 @@ def sums(
     from cifnet_pl.model.partial_sums import read_header
     from cifnet_pl.model.partition import Shard
 
-    if (shards is None) == (not shard):
+    if bool(shards) == bool(shard):
         raise UsageError(
             "give either --shard 3/64 for one shard, or --shards 64 for all of them"
         )
     folder = expanded(output)
     words = words_of(config, [f"--{name}={value}" for name, value in overrides])
-    if shards is None:
+    if not shards:
         for text in shard:
             print_text(make(folder, words, threads, Shard.parse(text)))
         return
@@ -122,8 +116,8 @@ def sums(
     imports = plugin_imports(
         model["head"]["class"], backbone["name"], backbone["architecture"]
     )
-    words_of_merge = ("merge", str(folder), "--output", "MODEL")
-    print_text(next_command(*words_of_merge, trust=bool(imports)))
+    line = next_command("merge", str(folder), "--output", "MODEL", trust=bool(imports))
+    print_text(line)
 
 
 def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:
@@ -192,14 +186,14 @@ def is_finished(folder: Path, plan: SetPlan, shard: Shard) -> bool:
     except CheckpointError:
         return False
     (stored,) = header.shards
-    # How many of the samples are learned is not planned.
-    return stored.model_copy(update={"learned": 0}) == plan.record(shard)
+    stored.learned = 0  # it is not planned
+    return stored == plan.record(shard)
 
 
 # ---------------------------------------------------------------------- options and plan
 
 
-@lru_cache(maxsize=1)
+@cache
 def configured(words: tuple[str, ...]) -> Any:
     """Parse options of ``fit`` about data and model.
 
@@ -215,16 +209,14 @@ def configured(words: tuple[str, ...]) -> Any:
         CIFNetDataModule, "data", sub_configs=False, instantiate=False, skip=UNUSED
     )
     parser.add_subclass_arguments(CIFNetModule, "model", required=False)
-    parser.set_defaults({"model": {"class_path": "cifnet_pl.CIFNetModule"}})
-    given = with_clean_heads([f"--model.head={DEFAULT_SUMS_HEAD}", *words])
+    # The sums of this head are exact and small.
+    model = ["--model=cifnet_pl.CIFNetModule", "--model.head=RidgeHead"]
+    given = with_clean_heads([*model, *words])
     with current_folder_importable():
         config = parser.parse_args(given)
-    names = {plain(name) for name, _ in options_in(words)}
-    choose_backbone(config)
-    for name, _ in config.items():
-        is_seed = name.startswith("model.") and name.endswith(".seed")
-        if is_seed and f"--{plain(name)}" not in names:
+        for name in open_seeds(parser, config, given):
             config[name] = config.seed_everything
+    choose_backbone(config)
     check_options(dict.fromkeys(UNUSED) | vars(config.data))
     config.parser = parser
     return config
@@ -259,17 +251,15 @@ def planned(folder: Path, words: tuple[str, ...]) -> SetPlan:
     """
     from cifnet_pl.model.bundle import parse
     from cifnet_pl.model.partition import SetPlan
-    from cifnet_pl.utilities.files import write_text
 
     data = configured(words).data
-    path = folder / PLAN
+    path = folder / "plan.json"
     names = ("source", "root", "options", "duplicates", "zip_encoding")
     wanted = {name: data[name] for name in names}
     with exclusive(path, wait=True):
         if not path.is_file():
             plan, notes = set_of(data).plan(wanted)
-            for note in notes:
-                print_text(note)
+            print_text("\n".join(notes))
             write_text(path, plan.model_dump_json())
     plan = parse(SetPlan, json.loads(path.read_bytes()), str(path))
     if plan.data != wanted:
@@ -279,7 +269,7 @@ def planned(folder: Path, words: tuple[str, ...]) -> SetPlan:
     return plan
 
 
-@lru_cache(maxsize=1)
+@cache
 def learner_of(words: tuple[str, ...]) -> ShardLearner:
     """Build data, backbone and head from all options that the sums depend on.
 
@@ -293,10 +283,9 @@ def learner_of(words: tuple[str, ...]) -> ShardLearner:
     from cifnet_pl.utilities.growing_tensors import chosen_device
 
     config = configured(words)
-    module: Any = config.parser.instantiate(config).model
+    model: Any = config.parser.instantiate(config).model.model
     data = config.data
     device = chosen_device(None)
-    model = module.model
     if data.image_size:
         model.image_size = data.image_size
         model.crop_ratio = 1.0

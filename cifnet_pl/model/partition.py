@@ -6,10 +6,11 @@ A unit is what can be read without the others: a tar file, a block of rows of a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,10 @@ class Shard:
         Raises:
             UsageError: anything else.
         """
-        index, _, count = text.partition("/")
-        if index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count):
-            return cls(int(index), int(count))
+        if re.fullmatch(r"\d+/\d+", text):
+            index, count = map(int, text.split("/"))
+            if 1 <= index <= count:
+                return cls(index, count)
         raise UsageError(f"--shard is '{text}', expected one of n parts, such as 3/64")
 
     @property
@@ -143,11 +145,6 @@ class TrainingSet:
         return build_source(self.source, self.options)
 
     @cached_property
-    def _columns(self) -> dict[str, Any]:
-        """Names of the columns of embeddings, by what is in them."""
-        return {key: str(value) for key, value in self.options.own.items()}
-
-    @cached_property
     def _blocks(self) -> list[ArrayFile]:
         """Blocks of rows of all files of embeddings."""
         files = training_files(embedding_files(self.options.root))
@@ -166,7 +163,7 @@ class TrainingSet:
     def read(self, unit: str) -> SampleTable:
         """Return the training samples of a unit."""
         if self.source == "embeddings":
-            samples = self._blocks[int(unit)].samples(**self._columns)
+            samples = self._blocks[int(unit)].samples(**self.options.own)
             return samples.subset(training_rows(samples.table))
         if self.source == "webdataset":
             return webdataset(replace(self.options, root=Path(unit)))
@@ -177,7 +174,7 @@ class TrainingSet:
         if self.source != "embeddings":
             return self.read(unit).table["label"]
         block = self._blocks[int(unit)]
-        columns = {**self._columns, "ids": None}
+        columns = {**self.options.own, "ids": None}
         columns.pop("embeddings", None)
         table = block.table(block.rows.stop - block.rows.start, **columns)
         return table["label"].iloc[training_rows(table)]
@@ -219,29 +216,27 @@ class TrainingSet:
         class_names, classes = labelled(
             replace(samples, table=counts, hash_of=np.zeros(0))
         )
-        of_class = classes.table.groupby("label")["count"].sum().tolist()
         # Sets of the same labels differ in their contents: two tell them apart.
-        rows = np.arange(len(samples))
-        ends = samples.hashes(np.append(rows[:1], rows[-1:]))
-        content = [unit.digest for unit in units] + ends.tolist()
+        two = np.arange(len(samples))[:2]
+        content = [unit.digest for unit in units] + samples.hashes(two).tolist()
         plan = SetPlan(
             data=data,
             set_hash=fingerprint(repr(content), {}),
             class_names=class_names,
-            counts=of_class,
+            counts=classes.table.groupby("label")["count"].sum().tolist(),
             units=units,
             left_out=left_out,
         )
         return plan, notes
 
     def pieces(
-        self, plan: SetPlan, start: int, stop: int
+        self, plan: SetPlan, shard: ShardRecord
     ) -> Iterator[tuple[SampleTable, np.ndarray]]:
-        """Read the samples at positions ``start`` to ``stop`` (exclusive), unit by unit.
+        """Read the samples of a part, unit by unit.
 
         Args:
             plan: of this set.
-            start, stop: positions among all training samples.
+            shard: of the plan.
 
         Yields:
             The samples of a unit, labelled as in the plan, and the rows (n,) that are learned.
@@ -253,7 +248,7 @@ class TrainingSet:
         first = 0
         for unit in plan.units:
             end = first + unit.samples
-            positions = np.arange(max(start, first), min(stop, end))
+            positions = np.arange(max(shard.start, first), min(shard.stop, end))
             if len(positions):
                 samples = self.read(unit.name)
                 if digest(samples.table["label"]) != unit.digest:
@@ -271,15 +266,14 @@ def training_files(found: SplitFiles) -> list[Path]:
     """Return the files of the training split; all of them where there are no splits."""
     if not found.splits:
         return found.files
-    pairs = zip(found.files, found.splits, strict=True)
-    return [file for file, split in pairs if split == "train"]
+    is_training = [split == "train" for split in found.splits]
+    return list(compress(found.files, is_training))
 
 
 def training_rows(table: pd.DataFrame) -> np.ndarray:
     """Return the rows of the training split; all of them where there are no splits."""
-    if "split" not in table:
-        return np.arange(len(table))
-    return np.flatnonzero(table["split"] == "train")
+    splits = table.reindex(columns=["split"], fill_value="train")
+    return np.flatnonzero(splits == "train")
 
 
 def digest(labels: pd.Series) -> str:
