@@ -101,4 +101,4 @@ class ImageHashes(GrowingModule):
             of_class.sort()
         self.labels = self.labels.new_tensor(distinct)
         self.counts = self.counts.new_tensor(counts)
-        self.content = self.content.new_tensor(content)
+        self.content = torch.from_numpy(content).to(self.content)
