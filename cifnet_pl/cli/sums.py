@@ -31,7 +31,7 @@ from cifnet_pl.utilities.text import next_command, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.model.partial_sums import ShardLearner
-    from cifnet_pl.model.partition import SetPlan, Shard, TrainingSet
+    from cifnet_pl.model.partition import SetPlan, Shard, ShardRecord, TrainingSet
 
 UNUSED = {"tune", "stream", "max_tasks", "unknown"}
 """Options of ``--data`` that leave samples out, or are for scores alone: not known here."""
@@ -163,9 +163,9 @@ def make(folder: Path, words: tuple[str, ...], threads: int, shard: Shard) -> st
 
     torch.set_num_threads(threads)
     plan = planned(folder, words)
-    if is_finished(folder, plan, shard):
-        return f"{shard.name} is finished already"
     path = file_of(folder, shard)
+    if is_finished(path, plan.record(shard)):
+        return f"{shard.name} is finished already"
     with exclusive(path):
         shard_sums = learner_of(words).sums(plan, shard)
         write_bytes(path, content_of(shard_sums))
@@ -177,17 +177,17 @@ def file_of(folder: Path, shard: Shard) -> Path:
     return folder / f"{shard.name}.sums"
 
 
-def is_finished(folder: Path, plan: SetPlan, shard: Shard) -> bool:
+def is_finished(path: Path, wanted: ShardRecord) -> bool:
     """Return whether the file of a shard is there, undamaged, and of the samples as planned."""
     from cifnet_pl.model.partial_sums import read_tensors
 
     try:
-        header, _ = read_tensors(file_of(folder, shard))
+        header, _ = read_tensors(path)
     except CheckpointError:
         return False
     (stored,) = header.shards
     stored.learned = 0  # it is not planned
-    return stored == plan.record(shard)
+    return stored == wanted
 
 
 # ---------------------------------------------------------------------- options and plan

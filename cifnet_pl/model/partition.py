@@ -208,9 +208,8 @@ class TrainingSet:
             first += len(labels)
             learned = labels[~np.isin(positions, left_out)]
             counted.append(learned.value_counts(dropna=False))
-            if len(labels):
-                unit = UnitRecord(name=name, samples=len(labels), digest=digest(labels))
-                units.append(unit)
+            unit = UnitRecord(name=name, samples=len(labels), digest=digest(labels))
+            units.append(unit)
         samples = self.read(names[0])
         counts = pd.concat(counted).rename_axis("label").reset_index()
         class_names, classes = labelled(
