@@ -65,7 +65,6 @@ class ImageHashes(GrowingModule):
     @property
     def duplicates(self) -> int:
         """Number of images that are duplicates of another one, of any class."""
-        # NumPy sorts integers several times as fast as torch does.
         ascending = np.sort(self.content.cpu().numpy())
         return int((ascending[1:] == ascending[:-1]).sum())
 
@@ -93,12 +92,12 @@ class ImageHashes(GrowingModule):
         self._replace(self.image_labels, self.content)
 
     def _replace(self, labels: Tensor, hashes: Tensor) -> None:
-        of_images = labels.cpu().numpy()
-        distinct, counts = np.unique(of_images, return_counts=True)
-        by_label = of_images.argsort(kind="stable")
-        content = hashes.cpu().numpy()[by_label]
-        for of_class in np.split(content, counts.cumsum()):
-            of_class.sort()
-        self.labels = self.labels.new_tensor(distinct)
-        self.counts = self.counts.new_tensor(counts)
-        self.content = torch.from_numpy(content).to(self.content)
+        # NumPy sorts integers several times as fast as torch does.
+        by_label = labels.cpu().numpy().argsort(kind="stable")
+        self.labels, self.counts = torch.unique_consecutive(
+            labels[by_label], return_counts=True
+        )
+        content = hashes[by_label].cpu()
+        for of_class in torch.split(content, self.counts.tolist()):
+            of_class.numpy().sort()
+        self.content = content.to(self.content)
