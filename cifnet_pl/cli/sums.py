@@ -130,10 +130,10 @@ def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UsageError: there is no such configuration, or it has no model.
     """
-    if config is None and not chooses_method(given):
-        config = RECOMMENDED
     if config is None:
-        return tuple(given)
+        if chooses_method(given):
+            return tuple(given)
+        config = RECOMMENDED
     content = read_yaml(find_config(config))
     if "model" not in content:
         raise UsageError(f"configuration {config} has no model: choose another one")

@@ -25,7 +25,7 @@ from cifnet_pl.data.samples import (
     SourceOptions,
     labelled,
 )
-from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.sources import build_source, check_own_options
 from cifnet_pl.data.sources.folders import SplitFiles
 from cifnet_pl.data.sources.tables import ArrayFile, embedding_files, open_table
 from cifnet_pl.data.sources.tar_shards import find_shards, webdataset
@@ -153,10 +153,11 @@ class TrainingSet:
 
     def units(self) -> tuple[list[str], list[str]]:
         """Return the names of all units in the order of the samples, and sentences about them."""
+        if self.source not in ("embeddings", "webdataset"):
+            return [""], list(self.whole.notes)
+        check_own_options(self.source, self.options.own)
         if self.source == "embeddings":
             return list(map(str, range(len(self._blocks)))), []
-        if self.source != "webdataset":
-            return [""], list(self.whole.notes)
         found = find_shards(self.options)
         return list(map(str, training_files(found))), list(found.notes)
 
