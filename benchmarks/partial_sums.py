@@ -2,6 +2,7 @@
 
     python -m benchmarks.partial_sums parts FOLDER          CPU time and memory of parts
     python -m benchmarks.partial_sums merge FOLDER 1000     merge so many parts of 100,000 samples
+    python -m benchmarks.partial_sums tree FOLDER 2         merge the same by two workers of Ray
     python -m benchmarks.partial_sums images FOLDER         100,000 JPEGs in 8 parts and by one fit
 
 Memory is the resident set of a process; a mapped file counts.
@@ -29,6 +30,8 @@ from cifnet_pl.model.partition import Shard, ShardRecord
 WIDTH = 512
 CLASSES = 1000
 PART = 100_000
+GROUP = 32
+"""Parts that one of Ray's tasks adds up."""
 
 
 def embeddings(path: Path, rows: int, width: int, classes: int) -> list[str]:
@@ -103,6 +106,38 @@ def merge(folder: Path, count: int) -> None:
     print(f"{count} parts, {samples:,} samples: {seconds:.0f} s, peak {peak:.0f} MiB")
 
 
+def add_group(files: Sequence[Path], output: Path) -> Path:
+    """Add up a group of parts, and write its sums."""
+    torch.set_num_threads(1)
+    output.write_bytes(content_of(add_up(files).end()))
+    return output
+
+
+def tree(folder: Path, workers: int) -> None:
+    """Merge what ``merge`` left in the folder, in groups by Ray, and then the groups."""
+    import ray
+
+    files = sorted((folder / "sums").glob("*.sums"))
+    groups = folder / "groups"
+    groups.mkdir(exist_ok=True)
+    start = time.perf_counter()
+    with ray.init(address="local", num_cpus=workers, include_dashboard=False):
+        joined = time.perf_counter()
+        task = ray.remote(add_group)
+        added = []
+        for first in range(0, len(files), GROUP):
+            group = files[first : first + GROUP]
+            added.append(task.remote(group, groups / f"{first:05}.sums"))
+        outputs = ray.get(added)
+        done = time.perf_counter()
+    add_up(outputs).solved()
+    seconds = time.perf_counter() - start
+    print(
+        f"{len(files)} parts by {workers} workers: {seconds:.0f} s, of which Ray's start"
+    )
+    print(f"{joined - start:.0f} s, and {len(outputs)} groups {done - joined:.0f} s")
+
+
 def images(folder: Path, count: int = 100_000) -> None:
     """Compare the CPU time of 8 parts of links to few JPEGs with one fit."""
     from PIL import Image
@@ -139,5 +174,7 @@ if __name__ == "__main__":
         parts(home)
     elif what == "merge":
         merge(home, int(rest[0]))
+    elif what == "tree":
+        tree(home, int(rest[0]))
     else:
         images(home, *map(int, rest))

@@ -321,7 +321,7 @@ class CalibrationBuffer(GrowingModule):
         if isinstance(z, Tensor) and z.is_floating_point():
             self.z = self.z.to(z.dtype)
 
-    def settings(self) -> dict[str, int | str | bool | None]:
+    def settings(self) -> dict[str, Any]:
         """Return the constructor arguments."""
         return {
             name: getattr(self, name)

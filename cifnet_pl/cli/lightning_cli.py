@@ -18,6 +18,7 @@ from cifnet_pl.cli.parsing import (
     DEFAULT_HEAD,
     OneSentence,
     choose_backbone,
+    open_seeds,
     with_clean_heads,
     with_recommended,
 )
@@ -111,14 +112,7 @@ class CIFNetCLI(LightningCLI):
         """Parse the arguments, and find the seeds of module, buffer and head that none names."""
         super().parse_arguments(parser, args)
         model = [f"--model={DEFAULT_MODEL}", f"--model.head={DEFAULT_HEAD}"]
-        given = parser.parse_args([*model, *args], defaults=False)
-        self._open_seeds = [
-            name
-            for name, _ in self.config.items()
-            if name.startswith("model.")
-            and name.endswith(".seed")
-            and name not in given
-        ]
+        self._open_seeds = open_seeds(parser, self.config, [*model, *args])
 
     def _set_seed(self) -> None:
         """Seed everything; UsageError if the seed is out of range."""

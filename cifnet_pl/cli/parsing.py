@@ -319,6 +319,22 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
     return words
 
 
+def open_seeds(parser: ArgumentParser, config: Any, args: Sequence[str]) -> list[str]:
+    """Return the names of the seeds of module, buffer and head that no option of ``fit`` gives.
+
+    Args:
+        parser: of data and model.
+        config: with all defaults.
+        args: options, of which the first names the model.
+    """
+    given = parser.parse_args(args, defaults=False)
+    return [
+        name
+        for name, _ in config.items()
+        if name.startswith("model.") and name.endswith(".seed") and name not in given
+    ]
+
+
 def choose_backbone(config: Any) -> None:
     """Set the backbone to ``none:<width>`` if the data are embeddings; say which one is left out.
 

@@ -10,13 +10,13 @@ The driver is a process of its own, as Ray ends the process that loses the head 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.plugins import optional
@@ -66,16 +66,24 @@ def make_with_ray(
         CifnetError: there is no cluster at RAY_ADDRESS, or its head was lost.
     """
     ray = optional("ray", "--shards, but not --shard,", "ray")
-    job = partial(_run, make, shards, workers)
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     # As Ray pickles: the function may be one within another.
-    arguments = (ray.cloudpickle.dumps(job), sender)
+    arguments = (ray.cloudpickle.dumps(make), shards, workers, sender)
     driver = context.Process(target=_drive, args=arguments, daemon=True)
     driver.start()
     sender.close()
+    failed = []
     try:
-        outcome = receiver.recv()
+        for _ in shards:
+            outcome = receiver.recv()
+            if isinstance(outcome, CifnetError):
+                raise outcome
+            name, sentence = outcome
+            if name:
+                failed.append(name)
+            print_text(sentence, sys.stderr if name else sys.stdout)
+        driver.join()
     except EOFError:
         address = os.environ.get("RAY_ADDRESS", "")
         raise CifnetError(
@@ -85,21 +93,19 @@ def make_with_ray(
     finally:
         driver.terminate()
         driver.join()
-    if isinstance(outcome, Exception):
-        raise outcome
-    failed: list[str] = outcome
     return failed
 
 
-def _drive(job: bytes, sender: Connection) -> None:
-    """Do a job with Ray, and send what it returns, or an error in its place.
+def _drive(
+    make: bytes, shards: Sequence[Shard], workers: Workers, sender: Connection
+) -> None:
+    """Make shards with Ray.
 
     Args:
-        job: pickled function of the files where it prints sentences, and errors.
-        sender: to the command.
+        make: pickled function, as for :func:`make_with_ray`.
+        shards, workers: as there.
+        sender: gets what :func:`_next_outcome` returns of each shard, or an error of Ray.
     """
-    out = os.fdopen(os.dup(1), "w")
-    errors = os.fdopen(os.dup(2), "w")
     # What Ray and its libraries print is no sentence.
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -107,71 +113,66 @@ def _drive(job: bytes, sender: Connection) -> None:
     # Read when Ray is imported.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(PATIENCE))
     try:
-        from ray import cloudpickle
+        import ray
 
-        sender.send(cloudpickle.loads(job)(out, errors))
+        with _joined(workers):
+            # Without a limit of calls, which is one on a GPU, a worker keeps backbone and data.
+            task = ray.remote(
+                num_cpus=workers.threads,
+                num_gpus=min(
+                    ray.cluster_resources().get("GPU", 0), 1 / workers.per_gpu
+                ),
+                max_calls=0,
+                max_retries=workers.retries,
+                retry_exceptions=[OSError],
+            )(ray.cloudpickle.loads(make))
+            running: dict[Any, str] = {}
+            for shard in shards:
+                if len(running) == workers.count:
+                    sender.send(_next_outcome(running))
+                running[task.remote(shard)] = shard.name
+            while running:
+                sender.send(_next_outcome(running))
     except Exception as error:
         sender.send(CifnetError(f"Ray: {one_line(error)}"))
 
 
-def _run(
-    make: Callable[[Shard], str],
-    shards: Sequence[Shard],
-    workers: Workers,
-    out: TextIO,
-    errors: TextIO,
-) -> list[str]:
-    """Keep as many shards under way as there are workers; return the names of those that failed.
+def _next_outcome(running: dict[Any, str]) -> tuple[str, str]:
+    """Wait for one of some shards that Ray makes, and take it out.
 
     Args:
-        make, shards, workers: as for :func:`make_with_ray`.
-        out, errors: where a sentence about each shard is printed.
+        running: Ray's reference to each → its name.
+
+    Returns:
+        Its name if it failed, else nothing, and a sentence.
     """
     import ray
 
-    failed = []
-    running: dict[Any, str] = {}
-    waiting = list(shards)
-    with _joined(ray, workers.count * workers.threads):
-        resources: dict[str, float] = {"num_cpus": workers.threads}
-        if ray.cluster_resources().get("GPU"):
-            resources["num_gpus"] = 1 / workers.per_gpu
-        # Without a limit of calls, which is one on a GPU, a worker keeps backbone and data.
-        task = ray.remote(
-            **resources,
-            max_calls=0,
-            max_retries=workers.retries,
-            retry_exceptions=[OSError],
-        )(make)
-        while waiting or running:
-            while waiting and len(running) < workers.count:
-                shard = waiting.pop(0)
-                running[task.remote(shard)] = shard.name
-            (done,), _ = ray.wait(list(running))
-            name = running.pop(done)
-            try:
-                print_text(ray.get(done), out)
-            except ray.exceptions.RayError as error:
-                cause = getattr(error, "cause", None) or error
-                print_text(f"{name} failed: {one_line(cause)}", errors)
-                failed.append(name)
-    return failed
+    (done,), _ = ray.wait(list(running))
+    name = running.pop(done)
+    try:
+        return "", ray.get(done)
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None) or error
+        return name, f"{name} failed: {one_line(cause)}"
 
 
-def _joined(ray: Any, cores: int) -> Any:
+def _joined(workers: Workers) -> Any:
     """Join the cluster of RAY_ADDRESS, or start one here; its workers get this package.
 
     Args:
-        ray: the package.
-        cores: of a cluster that is started here.
+        workers: of a cluster that is started here.
 
     Returns:
         A context that leaves the cluster in the end.
     """
+    import ray
+
     package = str(Path(__file__).parents[1])
     options: dict[str, Any] = {"runtime_env": {"py_modules": [package]}}
     if not os.environ.get("RAY_ADDRESS"):
         # Nothing is sent anywhere.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        cores = workers.count * workers.threads
         options |= {"address": "local", "num_cpus": cores, "include_dashboard": False}
     return ray.init(log_to_driver=False, logging_level="error", **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,30 +14,29 @@ from cifnet_pl.cli.parsing import (
     choose_backbone,
     chooses_method,
     find_config,
-    options_in,
-    plain,
+    open_seeds,
     with_clean_heads,
 )
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.utilities.errors import (
+    CheckpointError,
+    CifnetError,
+    UsageError,
+    check_count,
+)
 from cifnet_pl.utilities.files import (
     RECOMMENDED,
     exclusive,
     expanded,
     read_yaml,
     write_bytes,
+    write_text,
 )
 from cifnet_pl.utilities.plugins import current_folder_importable
 from cifnet_pl.utilities.text import next_command, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.model.partial_sums import ShardLearner
-    from cifnet_pl.model.partition import SetPlan, Shard, TrainingSet
-
-DEFAULT_SUMS_HEAD = "RidgeHead"
-"""Its sums are exact and small."""
-
-PLAN = "plan.json"
-"""Name of the file, beside those of sums, that says how the set is cut."""
+    from cifnet_pl.model.partition import SetPlan, Shard, ShardRecord, TrainingSet
 
 UNUSED = {"tune", "stream", "max_tasks", "unknown"}
 """Options of ``--data`` that leave samples out, or are for scores alone: not known here."""
@@ -90,6 +89,7 @@ def sums(
         for text in shard:
             print_text(make(folder, words, threads, Shard.parse(text)))
         return
+    check_count("shards", shards)
     from cifnet_pl.cli.ray import Workers, make_with_ray
 
     # Here, as what workers print is not shown.
@@ -122,8 +122,8 @@ def sums(
     imports = plugin_imports(
         model["head"]["class"], backbone["name"], backbone["architecture"]
     )
-    words_of_merge = ("merge", str(folder), "--output", "MODEL")
-    print_text(next_command(*words_of_merge, trust=bool(imports)))
+    line = next_command("merge", str(folder), "--output", "MODEL", trust=bool(imports))
+    print_text(line)
 
 
 def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:
@@ -136,10 +136,10 @@ def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UsageError: there is no such configuration, or it has no model.
     """
-    if config is None and not chooses_method(given):
-        config = RECOMMENDED
     if config is None:
-        return tuple(given)
+        if chooses_method(given):
+            return tuple(given)
+        config = RECOMMENDED
     content = read_yaml(find_config(config))
     if "model" not in content:
         raise UsageError(f"configuration {config} has no model: choose another one")
@@ -169,9 +169,9 @@ def make(folder: Path, words: tuple[str, ...], threads: int, shard: Shard) -> st
 
     torch.set_num_threads(threads)
     plan = planned(folder, words)
-    if is_finished(folder, plan, shard):
-        return f"{shard.name} is finished already"
     path = file_of(folder, shard)
+    if is_finished(path, plan.record(shard)):
+        return f"{shard.name} is finished already"
     with exclusive(path):
         shard_sums = learner_of(words).sums(plan, shard)
         write_bytes(path, content_of(shard_sums))
@@ -183,23 +183,23 @@ def file_of(folder: Path, shard: Shard) -> Path:
     return folder / f"{shard.name}.sums"
 
 
-def is_finished(folder: Path, plan: SetPlan, shard: Shard) -> bool:
+def is_finished(path: Path, wanted: ShardRecord) -> bool:
     """Return whether the file of a shard is there, undamaged, and of the samples as planned."""
     from cifnet_pl.model.partial_sums import read_tensors
 
     try:
-        header, _ = read_tensors(file_of(folder, shard))
+        header, _ = read_tensors(path)
     except CheckpointError:
         return False
     (stored,) = header.shards
-    # How many of the samples are learned is not planned.
-    return stored.model_copy(update={"learned": 0}) == plan.record(shard)
+    stored.learned = 0  # it is not planned
+    return stored == wanted
 
 
 # ---------------------------------------------------------------------- options and plan
 
 
-@lru_cache(maxsize=1)
+@cache
 def configured(words: tuple[str, ...]) -> Any:
     """Parse options of ``fit`` about data and model.
 
@@ -215,16 +215,14 @@ def configured(words: tuple[str, ...]) -> Any:
         CIFNetDataModule, "data", sub_configs=False, instantiate=False, skip=UNUSED
     )
     parser.add_subclass_arguments(CIFNetModule, "model", required=False)
-    parser.set_defaults({"model": {"class_path": "cifnet_pl.CIFNetModule"}})
-    given = with_clean_heads([f"--model.head={DEFAULT_SUMS_HEAD}", *words])
+    # The sums of this head are exact and small.
+    model = ["--model=cifnet_pl.CIFNetModule", "--model.head=RidgeHead"]
+    given = with_clean_heads([*model, *words])
     with current_folder_importable():
         config = parser.parse_args(given)
-    names = {plain(name) for name, _ in options_in(words)}
-    choose_backbone(config)
-    for name, _ in config.items():
-        is_seed = name.startswith("model.") and name.endswith(".seed")
-        if is_seed and f"--{plain(name)}" not in names:
+        for name in open_seeds(parser, config, given):
             config[name] = config.seed_everything
+    choose_backbone(config)
     check_options(dict.fromkeys(UNUSED) | vars(config.data))
     config.parser = parser
     return config
@@ -259,17 +257,15 @@ def planned(folder: Path, words: tuple[str, ...]) -> SetPlan:
     """
     from cifnet_pl.model.bundle import parse
     from cifnet_pl.model.partition import SetPlan
-    from cifnet_pl.utilities.files import write_text
 
     data = configured(words).data
-    path = folder / PLAN
+    path = folder / "plan.json"
     names = ("source", "root", "options", "duplicates", "zip_encoding")
     wanted = {name: data[name] for name in names}
     with exclusive(path, wait=True):
         if not path.is_file():
             plan, notes = set_of(data).plan(wanted)
-            for note in notes:
-                print_text(note)
+            print_text("\n".join(notes))
             write_text(path, plan.model_dump_json())
     plan = parse(SetPlan, json.loads(path.read_bytes()), str(path))
     if plan.data != wanted:
@@ -279,7 +275,7 @@ def planned(folder: Path, words: tuple[str, ...]) -> SetPlan:
     return plan
 
 
-@lru_cache(maxsize=1)
+@cache
 def learner_of(words: tuple[str, ...]) -> ShardLearner:
     """Build data, backbone and head from all options that the sums depend on.
 
@@ -293,10 +289,9 @@ def learner_of(words: tuple[str, ...]) -> ShardLearner:
     from cifnet_pl.utilities.growing_tensors import chosen_device
 
     config = configured(words)
-    module: Any = config.parser.instantiate(config).model
+    model: Any = config.parser.instantiate(config).model.model
     data = config.data
     device = chosen_device(None)
-    model = module.model
     if data.image_size:
         model.image_size = data.image_size
         model.crop_ratio = 1.0

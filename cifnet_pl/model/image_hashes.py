@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -45,11 +46,12 @@ class ImageHashes(GrowingModule):
         Returns:
             (m,) bool.
         """
-        hashes = pd.Series(self.content.cpu())
-        distinct = hashes.groupby(self.image_labels.cpu().numpy()).nunique()
         labels, column, counts = torch.unique(
             y, return_inverse=True, return_counts=True
         )
+        of_classes = torch.split(self.content, self.counts.tolist())
+        sizes = [len(torch.unique_consecutive(content)) for content in of_classes]
+        distinct = pd.Series(sizes, self.labels.tolist(), dtype="int64")
         expected = distinct.reindex(labels.tolist(), fill_value=0)
         is_whole: Tensor = counts >= counts.new_tensor(expected.to_numpy())
         return is_whole[column]
@@ -63,8 +65,8 @@ class ImageHashes(GrowingModule):
     @property
     def duplicates(self) -> int:
         """Number of images that are duplicates of another one, of any class."""
-        distinct = torch.unique(self.content)
-        return len(self.content) - len(distinct)
+        ascending = np.sort(self.content.cpu().numpy())
+        return int((ascending[1:] == ascending[:-1]).sum())
 
     def add(self, labels: Tensor, hashes: Tensor) -> None:
         """Add images: (n,) labels and (n,) hashes."""
@@ -90,7 +92,12 @@ class ImageHashes(GrowingModule):
         self._replace(self.image_labels, self.content)
 
     def _replace(self, labels: Tensor, hashes: Tensor) -> None:
-        by_hash = hashes.argsort()
-        by_label = labels[by_hash].argsort(stable=True)
-        self.labels, self.counts = torch.unique(labels, return_counts=True)
-        self.content = hashes[by_hash[by_label]]
+        # NumPy sorts integers several times as fast as torch does.
+        by_label = labels.cpu().numpy().argsort(kind="stable")
+        self.labels, self.counts = torch.unique_consecutive(
+            labels[by_label], return_counts=True
+        )
+        content = hashes[by_label].cpu()
+        for of_class in torch.split(content, self.counts.tolist()):
+            of_class.numpy().sort()
+        self.content = content.to(self.content)

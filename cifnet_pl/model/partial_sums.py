@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.buffer.calibration_buffer import STREAMING
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, ImageLoader
 from cifnet_pl.model.assembly import assemble
 from cifnet_pl.model.bundle import StoredModel, StoredRecord, parse
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.model.merge import check_same_embeddings
 from cifnet_pl.model.partition import SetPlan, Shard, ShardRecord, TrainingSet
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, explained, prefixed
@@ -76,11 +76,11 @@ class PartialSums:
         total = self.shards[0].total
         ends = [0, *(shard.stop for shard in self.shards)]
         starts = [*(shard.start for shard in self.shards), total]
-        missing = []
-        for end, start in zip(ends, starts, strict=True):
-            if end < start:
-                missing.append(f"samples {end} to {start - 1} of {total}")
-        return missing
+        return [
+            f"samples {end} to {start - 1} of {total}"
+            for end, start in zip(ends, starts, strict=True)
+            if end < start
+        ]
 
     def solved(self) -> Classifier:
         """Return the model of all samples; the sums must not be used afterwards.
@@ -95,41 +95,23 @@ class PartialSums:
                 " first"
             )
         self.model.finish_task()
-        self.model.history.clear()
-        images = sum(self.model.counts.values())
-        self.model.record_event("task", images)
+        self.model.record_event("task", sum(self.model.counts.values()))
         return self.model
 
     def end(self) -> PartialSums:
         """End the observation of a part, which can be stored, and added up; return the same."""
-        self.model.add_up()
+        model = self.model
+        model.add_up()
         # Which samples are duplicates is known when all are together.
-        self.model.head.count_duplicates(-self.model.images.duplicates)
+        model.head.count_duplicates(-model.images.duplicates)
         # A fresh head holds nothing of the task that is under way.
-        head = self.model.head.fresh()
-        head.merge_(self.model.head)
-        self.model.head = head
-        if self.model.buffer is not None:
+        head = model.head.fresh()
+        head.merge_(model.head)
+        model.head = head
+        if model.buffer is not None:
             # The draw of a part holds its share of the draw of all.
-            self.model.buffer.commit()
+            model.buffer.commit()
         return self
-
-
-def emptied(model: Classifier) -> Classifier:
-    """Return a model of the same settings that has observed nothing."""
-    buffer = None
-    if model.buffer is not None:
-        settings: dict[str, Any] = model.buffer.settings()
-        buffer = CalibrationBuffer(**settings)
-    return Classifier(
-        model.backbone,
-        model.head.fresh(),
-        buffer,
-        calibrated=model.calibrated,
-        image_size=model.image_size,
-        crop_ratio=model.crop_ratio,
-        precision=model.precision,
-    )
 
 
 # ---------------------------------------------------------------------- making a part
@@ -183,8 +165,7 @@ class ShardLearner:
         # The counts of all parts, so that these agree.
         model.begin_task(plan.class_names, plan.counts)
         labels = torch.arange(len(plan.class_names))
-        pieces = self.training_set.pieces(plan, record.start, record.stop)
-        for samples, rows in pieces:
+        for samples, rows in self.training_set.pieces(plan, record):
             loader = ImageLoader(
                 samples,
                 model.image_size,
@@ -222,19 +203,30 @@ def add_up(files: Sequence[Path], trust: bool = False) -> PartialSums:
     """
     shards_of = {path: read_header(path).shards for path in files}
     in_order = sorted(files, key=lambda path: shards_of[path][0].start)
-    shards = list(chain.from_iterable(shards_of[path] for path in files))
-    shards.sort(key=lambda shard: (shard.start, shard.stop))
+    every_shard = chain.from_iterable(shards_of[path] for path in files)
+    shards = sorted(every_shard, key=lambda shard: (shard.start, shard.stop))
     _check_parts(shards)
-    first = read_sums(in_order[0], trust)
-    total = PartialSums(emptied(first.model), shards)
-    total.model.begin_task(first.model.class_names)
+    first = in_order[0]
+    total = emptied(read_sums(first, trust).model)
     for path in in_order:
-        part = read_sums(path, trust, total.model.backbone)
-        with prefixed(f"cannot add {path.name} to {in_order[0].name}"):
-            check_same_embeddings(total.model, part.model)
-            total.model.observe_sums(part.model)
-        total.model.record_engines(part.model.engines)
-    return total
+        part = read_sums(path, trust, total.backbone).model
+        with prefixed(f"cannot add {path.name} to {first.name}"):
+            check_same_embeddings(total, part)
+            total.observe_sums(part)
+        total.record_engines(part.engines)
+    return PartialSums(total, shards)
+
+
+def emptied(model: Classifier) -> Classifier:
+    """Forget what a model has observed, and begin a task of its classes; return the same."""
+    names = model.class_names
+    if model.buffer is not None:
+        model.buffer.remove_classes(model.head.classes)
+    model.head = model.head.fresh()
+    model.images = ImageHashes()
+    model.class_names = []
+    model.begin_task(names)
+    return model
 
 
 def _check_parts(shards: Sequence[ShardRecord]) -> None:
@@ -259,11 +251,10 @@ def content_of(sums: PartialSums) -> bytes:
     header = SumsRecord(
         shards=sums.shards,
         sha256=fingerprint(repr(sums.shards), tensors),
-        model={**sums.model.describe(), "history": []},
+        model=sums.model.describe(),
         calibrated=sums.model.calibrated,
     )
-    metadata = {METADATA_KEY: header.model_dump_json()}
-    return safetensors.torch.save(tensors, metadata)
+    return safetensors.torch.save(tensors, {METADATA_KEY: header.model_dump_json()})
 
 
 def read_sums(
@@ -314,4 +305,4 @@ def read_header(path: Path) -> SumsRecord:
         safetensors.safe_open(path, framework="pt") as stored,
     ):
         content = json.loads(stored.metadata()[METADATA_KEY])
-    return parse(SumsRecord, content, str(path))
+        return parse(SumsRecord, content, str(path))

@@ -6,11 +6,11 @@ A unit is what can be read without the others: a tar file, a block of rows of a 
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ from cifnet_pl.data.samples import (
     Source,
     SourceOptions,
     labelled,
-    table_of,
 )
-from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.sources import build_source, check_own_options
 from cifnet_pl.data.sources.folders import SplitFiles
 from cifnet_pl.data.sources.tables import ArrayFile, embedding_files, open_table
 from cifnet_pl.data.sources.tar_shards import find_shards, webdataset
@@ -69,9 +68,10 @@ class Shard:
         Raises:
             UsageError: anything else.
         """
-        index, _, count = text.partition("/")
-        if index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count):
-            return cls(int(index), int(count))
+        if re.fullmatch(r"\d+/\d+", text):
+            index, count = map(int, text.split("/"))
+            if 1 <= index <= count:
+                return cls(index, count)
         raise UsageError(f"--shard is '{text}', expected one of n parts, such as 3/64")
 
     @property
@@ -145,11 +145,6 @@ class TrainingSet:
         return build_source(self.source, self.options)
 
     @cached_property
-    def _columns(self) -> dict[str, Any]:
-        """Names of the columns of embeddings, by what is in them."""
-        return {key: str(value) for key, value in self.options.own.items()}
-
-    @cached_property
     def _blocks(self) -> list[ArrayFile]:
         """Blocks of rows of all files of embeddings."""
         files = training_files(embedding_files(self.options.root))
@@ -158,17 +153,18 @@ class TrainingSet:
 
     def units(self) -> tuple[list[str], list[str]]:
         """Return the names of all units in the order of the samples, and sentences about them."""
+        if self.source not in ("embeddings", "webdataset"):
+            return [""], list(self.whole.notes)
+        check_own_options(self.source, self.options.own)
         if self.source == "embeddings":
             return list(map(str, range(len(self._blocks)))), []
-        if self.source != "webdataset":
-            return [""], list(self.whole.notes)
         found = find_shards(self.options)
         return list(map(str, training_files(found))), list(found.notes)
 
     def read(self, unit: str) -> SampleTable:
         """Return the training samples of a unit."""
         if self.source == "embeddings":
-            samples = self._blocks[int(unit)].samples(**self._columns)
+            samples = self._blocks[int(unit)].samples(**self.options.own)
             return samples.subset(training_rows(samples.table))
         if self.source == "webdataset":
             return webdataset(replace(self.options, root=Path(unit)))
@@ -179,7 +175,7 @@ class TrainingSet:
         if self.source != "embeddings":
             return self.read(unit).table["label"]
         block = self._blocks[int(unit)]
-        columns = {**self._columns, "ids": None}
+        columns = {**self.options.own, "ids": None}
         columns.pop("embeddings", None)
         table = block.table(block.rows.stop - block.rows.start, **columns)
         return table["label"].iloc[training_rows(table)]
@@ -197,30 +193,29 @@ class TrainingSet:
             DataError: as for the source; a class whose samples are all in another class, too.
         """
         names, notes = self.units()
-        left_out = np.zeros(0, dtype=np.int64)
+        left_out: list[int] = []
         if self.duplicates is not None:
             found = find_duplicates(self.whole, ())
             notes += found.sentences(self.duplicates)
             if self.duplicates == "leave_out":
-                left_out = np.flatnonzero(found.left_out(self.whole)["train"])
+                is_left_out = found.left_out(self.whole)["train"]
+                left_out = np.flatnonzero(is_left_out).tolist()
         units = []
-        counts: Counter[Any] = Counter()
+        counted = []
         first = 0
         for name in names:
             labels = self.labels(name)
             positions = first + np.arange(len(labels))
             first += len(labels)
-            counts.update(dict.fromkeys(labels, 0))  # of all classes, in their order
-            counts.update(labels[~np.isin(positions, left_out)])
-            if len(labels):
-                unit = UnitRecord(name=name, samples=len(labels), digest=digest(labels))
-                units.append(unit)
+            learned = labels[~np.isin(positions, left_out)]
+            counted.append(learned.value_counts(dropna=False))
+            unit = UnitRecord(name=name, samples=len(labels), digest=digest(labels))
+            units.append(unit)
         samples = self.read(names[0])
-        distinct = table_of(label=list(counts), count=list(counts.values()))
+        counts = pd.concat(counted).rename_axis("label").reset_index()
         class_names, classes = labelled(
-            replace(samples, table=distinct, hash_of=np.zeros(0))
+            replace(samples, table=counts, hash_of=np.zeros(0))
         )
-        of_class = classes.table.groupby("label")["count"].sum().tolist()
         # Sets of the same labels differ in their contents: two tell them apart.
         rows = np.arange(len(samples))
         ends = samples.hashes(np.append(rows[:1], rows[-1:]))
@@ -229,20 +224,20 @@ class TrainingSet:
             data=data,
             set_hash=fingerprint(repr(content), {}),
             class_names=class_names,
-            counts=of_class,
+            counts=classes.table.groupby("label")["count"].sum().tolist(),
             units=units,
-            left_out=left_out.tolist(),
+            left_out=left_out,
         )
         return plan, notes
 
     def pieces(
-        self, plan: SetPlan, start: int, stop: int
+        self, plan: SetPlan, shard: ShardRecord
     ) -> Iterator[tuple[SampleTable, np.ndarray]]:
-        """Read the samples at positions ``start`` to ``stop`` (exclusive), unit by unit.
+        """Read the samples of a part, unit by unit.
 
         Args:
             plan: of this set.
-            start, stop: positions among all training samples.
+            shard: of the plan.
 
         Yields:
             The samples of a unit, labelled as in the plan, and the rows (n,) that are learned.
@@ -250,11 +245,11 @@ class TrainingSet:
         Raises:
             DataError: a unit has changed since it was planned.
         """
-        label_of = {name: label for label, name in enumerate(plan.class_names)}
+        classes = pd.Index(plan.class_names)
         first = 0
         for unit in plan.units:
             end = first + unit.samples
-            positions = np.arange(max(start, first), min(stop, end))
+            positions = np.arange(max(shard.start, first), min(shard.stop, end))
             if len(positions):
                 samples = self.read(unit.name)
                 if digest(samples.table["label"]) != unit.digest:
@@ -262,10 +257,9 @@ class TrainingSet:
                         f"{samples.where} has changed since it was planned: choose another --output"
                     )
                 names, samples = labelled(samples)
-                labels = np.array([label_of[name] for name in names])
-                learned = positions[~np.isin(positions, plan.left_out)]
-                labelled_samples = samples.with_columns(label=labels[samples.labels])
-                yield labelled_samples, learned - first
+                labels = classes.get_indexer(names)[samples.labels]
+                learned = np.setdiff1d(positions, plan.left_out)
+                yield samples.with_columns(label=labels), learned - first
             first = end
 
 
@@ -273,8 +267,8 @@ def training_files(found: SplitFiles) -> list[Path]:
     """Return the files of the training split; all of them where there are no splits."""
     if not found.splits:
         return found.files
-    pairs = zip(found.files, found.splits, strict=True)
-    return [file for file, split in pairs if split == "train"]
+    is_training = [split == "train" for split in found.splits]
+    return list(compress(found.files, is_training))
 
 
 def training_rows(table: pd.DataFrame) -> np.ndarray:

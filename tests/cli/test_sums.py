@@ -15,7 +15,7 @@ from safetensors.torch import save
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.cli.sums import learner_of, make
+from cifnet_pl.cli.sums import configured, learner_of, make, words_of
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.heads import HEADS as REGISTERED
 from cifnet_pl.model.classifier import Classifier
@@ -199,6 +199,19 @@ def test_the_merge_of_an_own_head_needs_trust(
         assert capsys.readouterr().out.endswith(line)
 
 
+def test_seeds_of_a_configuration_stay(tmp_path: Path):
+    """Those that it gives; others follow ``--seed_everything``, as in ``fit``."""
+    file = tmp_path / "seeded.yaml"
+    head = "head: {class_path: cifnet_pl.heads.ACILHead, init_args: {seed: 7}}"
+    buffer = "buffer: {class_path: cifnet_pl.CalibrationBuffer}"
+    args = f"init_args: {{{head}, {buffer}}}"
+    file.write_text(f"model: {{class_path: cifnet_pl.CIFNetModule, {args}}}")
+    words = words_of(str(file), ["--data.source=digits", "--seed_everything=3"])
+    chosen = configured(words).model.init_args
+    assert chosen.head.init_args.seed == 7
+    assert chosen.buffer.init_args.seed == 3
+
+
 # ---------------------------------------------------------------------- units of a set
 
 
@@ -365,6 +378,8 @@ def test_finished_shards_are_skipped_and_damaged_ones_made_again(
         ("", "give either --shard"),
         ("--shard 1/2 --model.head CIFNetHead", "CIFNetHead"),
         ("--shard 1/2 --data.tune 0.2", "unknown option --data.tune"),
+        ("--shard 1/2 --data.options.lable y", "unknown option of data source"),
+        ("--shards 0", "give either --shard"),
         (
             "--shard 1/2 --config folder --model.buffer.strategy herding",
             "buffer strategy herding",

@@ -5,3 +5,4 @@ from cifnet_pl.data.sources.registry import OWN_IMAGES as OWN_IMAGES
 from cifnet_pl.data.sources.registry import OWN_OPTIONS as OWN_OPTIONS
 from cifnet_pl.data.sources.registry import SOURCES as SOURCES
 from cifnet_pl.data.sources.registry import build_source as build_source
+from cifnet_pl.data.sources.registry import check_own_options as check_own_options

@@ -1,6 +1,6 @@
 """The registry of data sources. A new source is one function, and one line in ``SOURCES``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -105,16 +105,21 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
         raise UsageError(
             f"--data.group is for images in class folders: leave it out for data source {name}"
         )
-    kind = "hf" if name.startswith(HUB_PREFIX) else name
-    known = OWN_OPTIONS.get(kind, ())
-    for option in options.own:
-        if option not in known:
-            what = f"option of data source {name}"
-            raise unknown_name(what, option, known or ["none"])
+    check_own_options(name, options.own)
     unreadable = f"cannot read the data of source {name}"
     with explained(DataError, unreadable, OSError, end="; give this account access"):
         samples = read(options)
     return split_table(samples, options, group)
+
+
+def check_own_options(name: str, own: Iterable[str]) -> None:
+    """Raise UsageError for options, by their names, that a source of this package lacks."""
+    kind = "hf" if name.startswith(HUB_PREFIX) else name
+    known = OWN_OPTIONS.get(kind, ())
+    for option in own:
+        if option not in known:
+            what = f"option of data source {name}"
+            raise unknown_name(what, option, known or ["none"])
 
 
 def _plugin_samples(name: str, options: SourceOptions) -> SampleTable | None:

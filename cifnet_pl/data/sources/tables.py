@@ -58,11 +58,12 @@ class ArrayFile:
             return [replace(self, rows=slice(*pair)) for pair in pairwise(self.edges())]
 
     def array(self, name: str) -> np.ndarray:
-        """Return an array by its name or its alias.
+        """Return an array by its name, in YAML perhaps a number, or its alias.
 
         Raises:
             DataError: there is none; names those that exist.
         """
+        name = str(name)
         column = name if name in self.columns else ALIASES.get(name, name)
         if column not in self.columns:
             where = shown_path(self.path)
@@ -88,7 +89,7 @@ class ArrayFile:
 
     def _unfit(self, name: str, array: np.ndarray, expected: str) -> DataError:
         return DataError(
-            f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape} and dtype"
+            f"{shown_path(self.path)}: '{printable(str(name))}' has shape {array.shape} and dtype"
             f" {array.dtype}, expected {expected}"
         )
 
@@ -271,9 +272,8 @@ def embeddings(options: SourceOptions) -> SampleTable:
         DataError: a file that is missing, damaged or of another kind; columns that are missing or
             do not fit.
     """
-    names = {key: str(value) for key, value in options.own.items()}
     files = embedding_files(options.root)
-    return files.read(lambda path: open_table(path).samples(**names))
+    return files.read(lambda path: open_table(path).samples(**options.own))
 
 
 def embedding_files(root: Path | None) -> SplitFiles:
@@ -363,7 +363,7 @@ def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
     """
     files = embedding_files(expanded(root) if root else None)
     column = (options or {}).get("embeddings", "embeddings")
-    matrix = open_table(files.files[0]).matrix(str(column))
+    matrix = open_table(files.files[0]).matrix(column)
     return int(matrix.shape[1])
 
 
