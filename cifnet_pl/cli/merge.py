@@ -68,7 +68,10 @@ def merge(
 
 
 def merge_sums(
-    files: Sequence[Path], target: Path, overwrite: bool, trust: bool
+    files: Sequence[Path],
+    target: Path,
+    overwrite: bool,
+    trust: bool,
 ) -> None:
     """Add up files of sums, and write a bundle, or a file of sums if ``target`` ends in .sums.
 

@@ -47,7 +47,9 @@ class Workers:
 
 
 def make_with_ray(
-    make: Callable[[Shard], str], shards: Sequence[Shard], workers: Workers
+    make: Callable[[Shard], str],
+    shards: Sequence[Shard],
+    workers: Workers,
 ) -> list[str]:
     """Make shards on the cluster of RAY_ADDRESS, or with workers on this machine.
 
@@ -97,7 +99,10 @@ def make_with_ray(
 
 
 def _drive(
-    make: bytes, shards: Sequence[Shard], workers: Workers, sender: Connection
+    make: bytes,
+    shards: Sequence[Shard],
+    workers: Workers,
+    sender: Connection,
 ) -> None:
     """Make shards with Ray.
 

@@ -117,13 +117,13 @@ def sums(
             " stay, and the same command goes on"
         )
     print_text(f"{shards} shards in {folder}")
-    model = read_header(file_of(folder, everything[0])).model
+    model = read_header(folder / f"{everything[0].name}.sums").model
     backbone = model["backbone"]
     imports = plugin_imports(
         model["head"]["class"], backbone["name"], backbone["architecture"]
     )
-    line = next_command("merge", str(folder), "--output", "MODEL", trust=bool(imports))
-    print_text(line)
+    words_of_merge = ("merge", str(folder), "--output", "MODEL")
+    print_text(next_command(*words_of_merge, trust=bool(imports)))
 
 
 def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:
@@ -143,8 +143,11 @@ def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:
     content = read_yaml(find_config(config))
     if "model" not in content:
         raise UsageError(f"configuration {config} has no model: choose another one")
-    parts = [part for part in ("seed_everything", "model", "data") if part in content]
-    words = [f"--{part}={json.dumps(content[part])}" for part in parts]
+    words = [
+        f"--{part}={json.dumps(content[part])}"
+        for part in ("seed_everything", "model", "data")
+        if part in content
+    ]
     return (*words, *given)
 
 
@@ -169,18 +172,13 @@ def make(folder: Path, words: tuple[str, ...], threads: int, shard: Shard) -> st
 
     torch.set_num_threads(threads)
     plan = planned(folder, words)
-    path = file_of(folder, shard)
+    path = folder / f"{shard.name}.sums"
     if is_finished(path, plan.record(shard)):
         return f"{shard.name} is finished already"
     with exclusive(path):
         shard_sums = learner_of(words).sums(plan, shard)
         write_bytes(path, content_of(shard_sums))
     return f"{shard.name}: {shard_sums.learned}"
-
-
-def file_of(folder: Path, shard: Shard) -> Path:
-    """Return the path of the sums of a shard."""
-    return folder / f"{shard.name}.sums"
 
 
 def is_finished(path: Path, wanted: ShardRecord) -> bool:

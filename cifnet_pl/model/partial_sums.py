@@ -258,7 +258,9 @@ def content_of(sums: PartialSums) -> bytes:
 
 
 def read_sums(
-    path: Path, trust: bool = False, backbone: Backbone | None = None
+    path: Path,
+    trust: bool = False,
+    backbone: Backbone | None = None,
 ) -> PartialSums:
     """Read a file of partial sums; nothing from it is executed unless ``trust``.
 

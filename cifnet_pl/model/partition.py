@@ -231,7 +231,9 @@ class TrainingSet:
         return plan, notes
 
     def pieces(
-        self, plan: SetPlan, shard: ShardRecord
+        self,
+        plan: SetPlan,
+        shard: ShardRecord,
     ) -> Iterator[tuple[SampleTable, np.ndarray]]:
         """Read the samples of a part, unit by unit.
 

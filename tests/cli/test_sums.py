@@ -379,7 +379,8 @@ def test_finished_shards_are_skipped_and_damaged_ones_made_again(
         ("--shard 1/2 --model.head CIFNetHead", "CIFNetHead"),
         ("--shard 1/2 --data.tune 0.2", "unknown option --data.tune"),
         ("--shard 1/2 --data.options.lable y", "unknown option of data source"),
-        ("--shards 0", "give either --shard"),
+        ("--shards 0", "shards is 0"),
+        ("--shards=-1", "shards is -1"),
         (
             "--shard 1/2 --config folder --model.buffer.strategy herding",
             "buffer strategy herding",
