@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -95,6 +97,19 @@ def test_a_capacity_below_the_number_of_classes_is_refused() -> None:
 
 
 # ---------------------------------------------------------------------- order, duplicates, pruning
+
+
+@given(seed=st.integers(0, 999), quota=st.integers(1, 30))
+def test_the_sample_of_a_union_is_the_sample_of_the_samples(seed, quota):
+    here = torch.from_numpy(np.random.default_rng(seed).random(53) < 0.5)
+    whole, one, other, union = (CalibrationBuffer(per_class=quota) for _ in range(4))
+    offer(one, TASKS[2], here)
+    offer(other, TASKS[2], ~here)
+    for part in (one, other):
+        part.commit()
+        union.add(part.z, part.y, part.key)
+    union.commit()
+    assert content(union) == content(filled(whole, TASKS[2]))
 
 
 def test_pruning_while_a_task_is_under_way_does_not_change_the_choice(monkeypatch):
