@@ -1,5 +1,6 @@
 """Tables of embeddings and of image files: what is read and refused, and a model of them."""
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -228,3 +229,13 @@ def test_learn_and_classify_files_by_the_command_line(tmp_path, capsys):
     assert rows[7][0] == f"{files}/test.npz#s7"
     correct = [row[1] == str(label) for row, label in zip(rows, y[150:], strict=True)]
     assert np.mean(correct) > 0.9
+
+
+def test_a_file_is_mapped_as_long_as_what_was_read_of_it(tmp_path):
+    np.savez(tmp_path / "z.npz", embeddings=np.ones((9, 2)))
+    (block,) = open_table(tmp_path / "z.npz").blocks()
+    z = block.matrix("embeddings")
+    mapped = weakref.ref(z._mmap)
+    assert mapped() is not None
+    del z
+    assert mapped() is None

@@ -157,12 +157,16 @@ def _npz(path: Path) -> ArrayFile:
         infos = archive.infolist()
     members = {info.filename.removesuffix(".npy"): info for info in infos}
 
-    @cache
     def whole(name: str) -> np.ndarray:
+        # Mapped anew each time: what was read of a map stays in memory as long as the map.
         if members[name].compress_type == zipfile.ZIP_STORED:
             mapped = _mapped_npy(path, members[name].header_offset)
             if mapped is not None:
                 return mapped
+        return loaded(name)
+
+    @cache
+    def loaded(name: str) -> np.ndarray:
         with np.load(path, allow_pickle=False) as arrays:
             try:
                 return np.asarray(arrays[name])
