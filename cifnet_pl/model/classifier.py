@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -139,12 +138,16 @@ class Classifier(ModelLearner):
         """Label in the head → class name."""
         return dict(zip(self.head.classes, self.class_names, strict=True))
 
-    def classes_of_hashes(self) -> dict[int, set[str]]:
+    def classes_of_hashes(self) -> dict[int, frozenset[str]]:
         """Return the classes in which each image was learned, by its content hash."""
-        name_of = self.name_of
-        classes = defaultdict[int, set[str]](set)
+        # Images of one class share their set: to make one for each takes most of the time.
+        own = {label: frozenset([name]) for label, name in self.name_of.items()}
+        classes: dict[int, frozenset[str]] = {}
         for label, content_hash in self.images.occurrences():
-            classes[content_hash].add(name_of[label])
+            names = own[label]
+            if content_hash in classes:
+                names |= classes[content_hash]
+            classes[content_hash] = names
         return classes
 
     @property

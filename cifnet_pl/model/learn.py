@@ -161,7 +161,7 @@ def learn(
         DataError: a class of which no image can be read, or no image is new.
     """
     start = time.perf_counter()
-    known: dict[int, set[str]] = {}
+    known: dict[int, frozenset[str]] = {}
     if duplicates == "leave_out":
         known = old.classes_of_hashes()
 

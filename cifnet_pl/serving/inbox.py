@@ -368,7 +368,7 @@ class Inbox:
         for file, content in hash_of.items():
             image = waiting[file]
             name = stored[names[file]]
-            names_before = learned.get(content, set())
+            names_before = learned.get(content, frozenset())
             others = names_before - {name}
             if others and not anyway:
                 raise RequestError(
