@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cifnet_pl.cli.sums import make
+from cifnet_pl.cli.sums import file_of, make
 from cifnet_pl.model.partial_sums import add_up, content_of, read_sums
 from cifnet_pl.model.partition import Shard, ShardRecord
 
@@ -80,7 +80,7 @@ def merge(folder: Path, count: int) -> None:
     sums = folder / "sums"
     sums.mkdir()
     draw = np.random.default_rng(1)
-    template = read_sums(folder / "one" / f"{Shard(1, 1).name}.sums")
+    template = read_sums(file_of(folder / "one", Shard(1, 1)))
     of_class = template.model.images.counts
     for number in range(count):
         hashes = draw.integers(0, 2**63 - 1, PART)
@@ -96,7 +96,7 @@ def merge(folder: Path, count: int) -> None:
                 learned=PART,
             )
         ]
-        path = sums / f"{Shard(number + 1, count).name}.sums"
+        path = file_of(sums, Shard(number + 1, count))
         path.write_bytes(content_of(template))
     start = time.perf_counter()
     model = add_up(sorted(sums.glob("*.sums"))).solved()

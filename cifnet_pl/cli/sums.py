@@ -117,13 +117,14 @@ def sums(
             " stay, and the same command goes on"
         )
     print_text(f"{shards} shards in {folder}")
-    model = read_header(folder / f"{everything[0].name}.sums").model
+    model = read_header(file_of(folder, everything[0])).model
     backbone = model["backbone"]
     imports = plugin_imports(
         model["head"]["class"], backbone["name"], backbone["architecture"]
     )
-    words_of_merge = ("merge", str(folder), "--output", "MODEL")
-    print_text(next_command(*words_of_merge, trust=bool(imports)))
+    print_text(
+        next_command("merge", str(folder), "--output", "MODEL", trust=bool(imports))
+    )
 
 
 def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:
@@ -172,13 +173,18 @@ def make(folder: Path, words: tuple[str, ...], threads: int, shard: Shard) -> st
 
     torch.set_num_threads(threads)
     plan = planned(folder, words)
-    path = folder / f"{shard.name}.sums"
+    path = file_of(folder, shard)
     if is_finished(path, plan.record(shard)):
         return f"{shard.name} is finished already"
     with exclusive(path):
         shard_sums = learner_of(words).sums(plan, shard)
         write_bytes(path, content_of(shard_sums))
     return f"{shard.name}: {shard_sums.learned}"
+
+
+def file_of(folder: Path, shard: Shard) -> Path:
+    """Return the path of the sums of a shard."""
+    return folder / f"{shard.name}.sums"
 
 
 def is_finished(path: Path, wanted: ShardRecord) -> bool:
@@ -235,8 +241,7 @@ def set_of(data: Any) -> TrainingSet:
 
     root = None
     if data.root:
-        root = expanded(data.root)
-        read_names_as(data.zip_encoding, root)
+        root = read_names_as(data.zip_encoding, data.root)
     duplicates = data.duplicates
     if duplicates is None and data.source in OWN_IMAGES:
         duplicates = "leave_out"

@@ -194,8 +194,7 @@ class CIFNetDataModule(LightningDataModule):
         self.given["source"] = self.source_name
         place = None
         if root:
-            place = expanded(root)
-            read_names_as(zip_encoding, place)
+            place = read_names_as(zip_encoding, root)
         own = options or {}
         taken = SourceOptions(place, val_fraction, split_seed, download, own, group)
         self.source = build_source(source, taken)

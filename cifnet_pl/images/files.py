@@ -206,14 +206,19 @@ _encoding_of: dict[Path, str | None] = {}
 """Archive, or folder of archives, → the encoding that a user has named for it, if any."""
 
 
-def read_names_as(encoding: str | None, place: Path) -> None:
+def read_names_as(encoding: str | None, place: Path | str) -> Path:
     """Set the encoding of names in archives that are not UTF-8.
 
     Args:
         encoding: one of Python's names, such as ``cp932``; None for that of the environment.
-        place: the archive, or a folder with archives below it.
+        place: the archive, or a folder with archives below it; ``~`` is the home folder.
+
+    Returns:
+        The path of the place.
     """
-    _encoding_of[place] = encoding
+    path = expanded(place)
+    _encoding_of[path] = encoding
+    return path
 
 
 def default_encoding() -> str:

@@ -313,7 +313,7 @@ def evaluate(
     samples = table_of(batches)
     if samples.empty:
         raise DataError("none of the images can be read: there is nothing to evaluate")
-    repeats, mislabelled = find_repeats(model, images)
+    repeats, mislabelled = find_repeats(images, model.classes_of_hashes())
     samples["learned"] = samples["row"].isin(repeats.learned)
     samples["duplicate"] = samples["row"].isin(repeats.twice)
     names = list(model.class_names)

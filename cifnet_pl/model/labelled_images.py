@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -226,14 +226,14 @@ def samples_of(
 
 
 def find_repeats(
-    model: Classifier,
     images: LabelledImages,
+    learned: Mapping[int, frozenset[str]],
 ) -> tuple[Repeats, dict[int, str]]:
     """Compare images with each other and with those that a model has learned.
 
     Args:
-        model: a learned model.
         images: those that cannot be read are no duplicates.
+        learned: what the model has learned, as :meth:`Classifier.classes_of_hashes` returns it.
 
     Returns:
         The positions of duplicates, and how messages name the images that are in another class,
@@ -242,7 +242,6 @@ def find_repeats(
     class_of = [images.class_names[label] for label in images.files.labels]
     every_row = np.arange(len(images.files))
     hashes = images.files.hashes(every_row).tolist()
-    learned = model.classes_of_hashes()
     repeats = image_duplicates.find_repeats(enumerate(hashes), class_of, learned)
     in_two_classes = {}
     for row, other in sorted(repeats.undecided.items()):
@@ -255,15 +254,15 @@ def find_repeats(
 
 
 def duplicates_among(
-    model: Classifier,
     images: LabelledImages,
+    learned: Mapping[int, frozenset[str]],
     treatment: Duplicates,
 ) -> tuple[np.ndarray, list[str]]:
     """Find images that a model has learned, that occur twice, or that lie in two classes.
 
     Args:
-        model: that is to learn.
-        images: what it is to learn from.
+        images: what a model is to learn from.
+        learned: as for :func:`find_repeats`.
         treatment: "leave_out" if they are left out, "keep" if they are only reported.
 
     Returns:
@@ -274,7 +273,7 @@ def duplicates_among(
     Raises:
         DataError: no image is left.
     """
-    repeats, in_two_classes = find_repeats(model, images)
+    repeats, in_two_classes = find_repeats(images, learned)
     repeated = sorted([*repeats.learned, *repeats.twice])
     ambiguous = list(in_two_classes.values())
     taken = np.ones(len(images.files), dtype=bool)

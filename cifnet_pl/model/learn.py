@@ -161,16 +161,14 @@ def learn(
         DataError: a class of which no image can be read, or no image is new.
     """
     start = time.perf_counter()
-    known: dict[int, frozenset[str]] = {}
-    if duplicates == "leave_out":
-        known = old.classes_of_hashes()
+    known = old.classes_of_hashes()
 
-    def is_learned(row: int, content_hash: int) -> bool:
+    def is_left_out(row: int, content_hash: int) -> bool:
         name = images.class_names[images.files.labels[row]]
-        return name in known.get(content_hash, ())
+        return duplicates == "leave_out" and name in known.get(content_hash, ())
 
-    z, kept = images.all_embedded(old, "learning", progress=progress, skip=is_learned)
-    new, messages = duplicates_among(old, images, duplicates)
+    z, kept = images.all_embedded(old, "learning", progress=progress, skip=is_left_out)
+    new, messages = duplicates_among(images, known, duplicates)
     taken = new & kept
     labels = images.files.labels
     unread = np.setdiff1d(labels[new], labels[taken])

@@ -16,7 +16,6 @@ from cifnet_pl.model.calibration import COVERAGE, UNKNOWN_SHARE, OpenSetPredicto
 from cifnet_pl.model.embedding import embed
 from cifnet_pl.model.metrics import detection
 from cifnet_pl.utilities.errors import DataError, UsageError, prefixed
-from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import printable
 
 SET_COLUMNS = ["class", "test_images", "coverage", "set_size"]
@@ -64,7 +63,7 @@ class CoverageAndNoveltyMetrics(Callback):
             raise UsageError(
                 "--data.unknown takes images, but this run learns embeddings: leave it out"
             )
-        read_names_as(data.given["zip_encoding"], expanded(folder))
+        read_names_as(data.given["zip_encoding"], folder)
         with prefixed("--data.unknown"):
             z, _, unreadable = embed(
                 folder,
