@@ -24,7 +24,7 @@ from benchmarks.engines import fit
 from benchmarks.fit_overhead import CPU, Setup, write_images
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones.engines import Runtime
-from cifnet_pl.data.loading import ImageLoader, shard_batches
+from cifnet_pl.data.loading import ImageLoader, cut_batches
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.reader import decoding_cores
@@ -129,7 +129,7 @@ class BareLoop(Callback):
 
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Decode all images, three times, and write the seconds."""
-        batches = shard_batches(self.rows, self.batch, 0, 1)
+        batches = cut_batches(self.rows, self.batch, 0, 1)
         self.seconds["decoding"] = min(
             seconds(lambda: [None for _ in self.loader.decode(batches)])
             for _ in range(3)

@@ -23,7 +23,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from benchmarks.measure import Row, jpegs, ratio, seconds, spread
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.loading import ImageBatch, ImageLoader, shard_batches
+from cifnet_pl.data.loading import ImageBatch, ImageLoader, cut_batches
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.learning.cifnet_module import CIFNetModule
@@ -124,7 +124,7 @@ class Rivals(Callback):
             task - 1
         ]
         rows = np.concatenate([self.rows_of[int(c)] for c in classes])
-        return self.loader.decode(shard_batches(rows, self.setup_.batch, 0, 1))
+        return self.loader.decode(cut_batches(rows, self.setup_.batch, 0, 1))
 
     def embed(
         self, batches: Iterator[ImageBatch] | list[ImageBatch]

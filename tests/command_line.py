@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +42,7 @@ class Prepared(CIFNetCLI):
 def prepared(*words: str) -> Prepared:
     """The options of ``fit`` as a run takes them."""
     options = with_clean_heads(with_recommended(words))
-    return Prepared("fit", options, ExitStack())
+    return Prepared("fit", options)
 
 
 def run_cifnet(command: str, *words: str, **options: object) -> int:

@@ -8,6 +8,6 @@ from cifnet_pl.backbones.backbone import BuiltNetwork as BuiltNetwork
 from cifnet_pl.backbones.backbone import Preprocessing as Preprocessing
 from cifnet_pl.backbones.registry import BACKBONES as BACKBONES
 from cifnet_pl.backbones.registry import Builder as Builder
-from cifnet_pl.backbones.registry import backbone_imports as backbone_imports
 from cifnet_pl.backbones.registry import build_backbone as build_backbone
+from cifnet_pl.backbones.registry import plugin_imports as plugin_imports
 from cifnet_pl.utilities.names import DEFAULT_BACKBONE as DEFAULT_BACKBONE

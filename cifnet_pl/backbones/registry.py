@@ -116,22 +116,29 @@ def split_views(name: str) -> tuple[str, set[str]]:
     return "+".join(parts), views
 
 
-def backbone_imports(name: str, architecture: str | None = None) -> list[str]:
-    """List the imports from outside the package that building a backbone needs; import nothing.
+def plugin_imports(
+    name: str,
+    architecture: str | None = None,
+    head: object = None,
+) -> list[str]:
+    """List the imports from outside the package that a model needs; import nothing.
 
     Args:
-        name: as for :func:`build_backbone`.
+        name: of the backbone, as for :func:`build_backbone`.
         architecture: likewise.
+        head: class of the head, as the model's description names it.
 
     Returns:
-        Names such as ``module.function``.
+        Names such as ``module.function``, the head's first.
     """
     base_name, _ = split_views(name)
     family, _, rest = base_name.partition(":")
     if family == "learned":
         _, _, initial_name = rest.partition(":")
-        return backbone_imports(initial_name)
-    imports = []
+        return plugin_imports(initial_name, head=head)
+    imports: list[str | None] = []
+    if isinstance(head, str) and plugins.names_import(head):
+        imports.append(head)
     if family not in BACKBONES:
         imports.append(plugins.entry_point("backbones", family))
     for candidate in (base_name, rest, architecture or ""):

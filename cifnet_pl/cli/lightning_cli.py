@@ -36,7 +36,7 @@ from cifnet_pl.learning.strategy import (
     process_group,
 )
 from cifnet_pl.utilities import run_folders as runs
-from cifnet_pl.utilities.errors import UsageError, explained
+from cifnet_pl.utilities.errors import UsageError, check_that, explained
 from cifnet_pl.utilities.files import dump_yaml
 from cifnet_pl.utilities.plugins import current_folder_importable
 from cifnet_pl.utilities.processes import is_first_process
@@ -63,12 +63,10 @@ class CIFNetCLI(LightningCLI):
     Args:
         command: one of the four.
         args: arguments of the command line after it.
-        held: context that keeps the run's folder locked until it is closed.
     """
 
-    def __init__(self, command: str, args: list[str], held: ExitStack):
+    def __init__(self, command: str, args: list[str]):
         self.command = command
-        self._held = held
         super().__init__(
             LightningModule,
             CIFNetDataModule,
@@ -111,13 +109,10 @@ class CIFNetCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and find the seeds of module, buffer and head that none names."""
         super().parse_arguments(parser, args)
+        seed = self.config.seed_everything
+        check_that(0 <= seed < 2**32, "seed_everything", seed, f"0 to {2**32 - 1}")
         model = [f"--model={DEFAULT_MODEL}", f"--model.head={DEFAULT_HEAD}"]
         self._open_seeds = open_seeds(parser, self.config, [*model, *args])
-
-    def _set_seed(self) -> None:
-        """Seed everything; UsageError if the seed is out of range."""
-        with explained(UsageError, "seed_everything", ValueError):
-            super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
         """Seed what has no seed of its own, choose the folder, and refuse max_epochs."""
@@ -172,8 +167,6 @@ class CIFNetCLI(LightningCLI):
         if not predictions.every_task:
             trainer.callbacks.remove(predictions)  # type: ignore[attr-defined]
         prepare_processes(trainer)
-        if self.command == "fit":
-            trainer.loggers = [self._board(), *trainer.loggers]
         return trainer
 
     def _stored_config(self) -> str:
@@ -183,13 +176,6 @@ class CIFNetCLI(LightningCLI):
         for name in self._open_seeds:  # they follow seed_everything again
             stored.pop(name)
         return str(self.parser.dump(stored, skip_unset=False, skip_validation=True))
-
-    def _board(self) -> TensorBoardLogger:
-        """Return the logger of the run's folder, which this process locks if it is the first."""
-        folder = self.place.folder
-        if is_first_process():
-            folder = self._held.enter_context(runs.locked_run(self.place))
-        return TensorBoardLogger(folder, name="", version="", default_hp_metric=False)
 
 
 def run(args: list[str], topic: str) -> None:
@@ -212,7 +198,15 @@ def run(args: list[str], topic: str) -> None:
     with refused, process_group(), ExitStack() as held:
         options = with_clean_heads(with_recommended(options))
         with current_folder_importable():
-            cli = CIFNetCLI(command, options, held)
+            cli = CIFNetCLI(command, options)
+        if command == "fit":
+            folder = cli.place.folder
+            if is_first_process():
+                folder = held.enter_context(runs.locked_run(cli.place))
+            board = TensorBoardLogger(
+                folder, name="", version="", default_hp_metric=False
+            )
+            cli.trainer.loggers = [board, *cli.trainer.loggers]
         quiet = {}
         if command in ("validate", "test"):
             quiet["verbose"] = False  # RunTable shows the results

@@ -75,7 +75,7 @@ def sums(
         DataError: samples that cannot be read.
         CifnetError: shards failed despite the retries.
     """
-    from cifnet_pl.model.bundle import plugin_imports
+    from cifnet_pl.backbones import plugin_imports
     from cifnet_pl.model.partial_sums import read_header
     from cifnet_pl.model.partition import Shard
 
@@ -120,7 +120,7 @@ def sums(
     model = read_header(file_of(folder, everything[0])).model
     backbone = model["backbone"]
     imports = plugin_imports(
-        model["head"]["class"], backbone["name"], backbone["architecture"]
+        backbone["name"], backbone["architecture"], model["head"]["class"]
     )
     print_text(
         next_command("merge", str(folder), "--output", "MODEL", trust=bool(imports))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,14 +19,14 @@ from cifnet_pl.data.loading import (
     UNREADABLE_SHOWN,
     Batch,
     Batches,
+    EmbeddingBatch,
     ImageBatch,
     ImageLoader,
     PlannedBatch,
     Store,
     StoredLoader,
     Task,
-    pieces,
-    shard_batches,
+    cut_batches,
     unreadable_images,
 )
 from cifnet_pl.data.samples import SourceOptions
@@ -328,7 +328,7 @@ class CIFNetDataModule(LightningDataModule):
         """
         rows = self.task(0).rows
         places = np.linspace(0, len(rows) - 1, min(len(rows), at_most)).round()
-        chunks = pieces(rows[places.astype(np.int64)], self.batch_size)
+        chunks = cut_batches(rows[places.astype(np.int64)], self.batch_size)
         batches = self._loaders["train"].decode(chunks)
         return torch.cat([batch.image for batch in batches])
 
@@ -456,7 +456,7 @@ class CIFNetDataModule(LightningDataModule):
         number = trainer.current_epoch
         plan = []
         for order in self.learner.passes(self.task(number).rows, number):
-            for rows in shard_batches(
+            for rows in cut_batches(
                 order, size, trainer.global_rank, trainer.world_size
             ):
                 stored = store is not None and len(rows) and store.known(rows).all()
@@ -478,9 +478,9 @@ class CIFNetDataModule(LightningDataModule):
         if not self.source.test.are_images:
             store = self.source.test
         known = store.known(tested)
-        embedded = pieces(tested[known], EMBEDDED_BATCH)
+        embedded = cut_batches(tested[known], EMBEDDED_BATCH)
         plan = [PlannedBatch(rows, store) for rows in embedded]
-        others = pieces(tested[~known], self.batch_size)
+        others = cut_batches(tested[~known], self.batch_size)
         plan += [PlannedBatch(rows, None) for rows in others]
         if not plan:
             # Lightning skips a loop without any batch, and its hooks with it.
@@ -489,6 +489,26 @@ class CIFNetDataModule(LightningDataModule):
 
     # A class-incremental run has one held-out set.
     test_dataloader = predict_dataloader = val_dataloader
+
+    def evaluated_samples(self) -> EmbeddingBatch:
+        """Return what this process has evaluated last, in the order of rows; labels are classes.
+
+        Images that are unreadable are left out.
+        """
+        loader = cast(StoredLoader, self.trainer.val_dataloaders)
+        samples = self.source.test
+        store: Store = samples
+        if samples.are_images:
+            store = self._caches["test"]
+        rows = np.sort(np.concatenate([batch.rows for batch in loader.plan]))
+        rows = rows[store.known(rows)]
+        # Some process may get no image.
+        z = torch.zeros(0, self.learner.backbone.features)
+        if len(rows):
+            z = store.get(rows)
+        labels = torch.from_numpy(samples.labels[rows])
+        keys = torch.from_numpy(samples.hashes(rows))
+        return EmbeddingBatch(z, labels, keys, torch.from_numpy(rows))
 
     def describe_images(self) -> dict[str, Any]:
         """Describe the images for a stored model: side, crop ratio, and the held-out split."""

@@ -54,16 +54,16 @@ They take little memory, and a Gram matrix over many of them is faster.
 """
 
 
-def shard_batches(
+def cut_batches(
     rows: np.ndarray,
     batch_size: int,
-    rank: int,
-    world: int,
+    rank: int = 0,
+    world: int = 1,
 ) -> list[np.ndarray]:
-    """Divide rows into batches over processes, every row exactly once.
+    """Cut rows into batches, and return those of one process.
 
-    Every process has the same number of batches. No row is padded or dropped; with fewer rows than
-    processes some batches are empty.
+    Every row is in exactly one batch of one process, and every process has the same number of
+    batches. No row is padded or dropped; with fewer rows than processes some batches are empty.
 
     Args:
         rows: (n,) positions.
@@ -75,16 +75,12 @@ def shard_batches(
         The batches of this process.
 
     Example:
-        >>> [[b.tolist() for b in shard_batches(np.arange(5), 2, rank, 2)] for rank in (0, 1)]
+        >>> [[b.tolist() for b in cut_batches(np.arange(5), 2, rank, 2)] for rank in (0, 1)]
         [[[0, 1], [4]], [[2, 3], []]]
     """
-    chunks = pieces(rows, batch_size * world)
+    size = batch_size * world
+    chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
     return [np.array_split(chunk, world)[rank] for chunk in chunks]
-
-
-def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """Cut rows (n,) into pieces of ``size``; the last one may be smaller."""
-    return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
 class ImageLoader:
@@ -149,7 +145,7 @@ class ImageLoader:
     def unreadable(self) -> list[str]:
         """Decode all images of the set; return "place: reason" of each that is unreadable."""
         every_row = np.arange(len(self.samples))
-        batches = self.decode(pieces(every_row, decoding_batch_size(self.size)))
+        batches = self.decode(cut_batches(every_row, decoding_batch_size(self.size)))
         return list(chain.from_iterable(batch.unreadable for batch in batches))
 
 
@@ -265,7 +261,7 @@ class Batches:
         """Yield the same batches, with the content hashes and positions of their samples."""
         samples = self.loader.samples
         store = None if samples.are_images else samples
-        plan = [PlannedBatch(rows, store) for rows in pieces(self.rows, self.size)]
+        plan = [PlannedBatch(rows, store) for rows in cut_batches(self.rows, self.size)]
         for batch in StoredLoader(plan, self.loader, learned=True):
             if batch.unreadable and not self.skip:
                 raise unreadable_images(batch.unreadable)

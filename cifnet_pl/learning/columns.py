@@ -6,11 +6,10 @@ Custom metrics add columns: a ``Metric`` of torchmetrics by its import, measured
 from __future__ import annotations
 
 import csv
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel
 
@@ -62,20 +61,6 @@ class Column(BaseModel, frozen=True):
         if self.unit:
             return f"{title} ({self.unit})"
         return title
-
-    def of_run(self, values: Sequence[Any]) -> Any:
-        """Return the number of a run from those of its tasks; None where one is missing.
-
-        Args:
-            values: of each task.
-        """
-        if self.over_tasks == "last":
-            return values[-1]
-        if None in values:
-            return None
-        if self.over_tasks == "sum":
-            return sum(values)
-        return list(values)
 
 
 COLUMNS: list[Column] = []
@@ -140,12 +125,3 @@ def import_metrics(names: Iterable[str]) -> dict[str, Callable[[int], Metric]]:
             )
         factories[column] = factory
     return factories
-
-
-def values_of(metrics: Mapping[str, Metric]) -> dict[str, float | None]:
-    """Return the value of each metric over all processes; None where it is not finite."""
-    values: dict[str, float | None] = {}
-    for name, metric in metrics.items():
-        value = float(metric.compute())
-        values[name] = value if math.isfinite(value) else None
-    return values

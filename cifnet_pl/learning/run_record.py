@@ -166,7 +166,14 @@ class RunRecord:
         for column in self.columns:
             if not column.over_tasks:
                 continue
-            number = column.of_run([vars(row).get(column.task) for row in self.rows])
+            values = [vars(row).get(column.task) for row in self.rows]
+            number: Any = values
+            if column.over_tasks == "last":
+                number = values[-1]
+            elif None in values:
+                number = None
+            elif column.over_tasks == "sum":
+                number = sum(values)
             if column.task in TASK_COLUMNS:
                 summary[column.run] = number
             else:

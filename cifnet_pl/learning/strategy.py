@@ -18,7 +18,6 @@ from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import (
     DDPStrategy,
     SingleDeviceStrategy,
-    Strategy,
     StrategyRegistry,
 )
 from lightning.pytorch.utilities import rank_zero_only
@@ -157,9 +156,9 @@ def prepare_processes(trainer: Trainer) -> None:
     Raises:
         UsageError: the Trainer expects another number than torchrun started, would start more
             processes on this machine than it has cores, would wait for other machines that do not
-            know where this one is, or has a strategy that does not fit.
+            know where this one is, or does not fit in another way (:func:`check_trainer`).
     """
-    check_strategy(trainer.strategy)
+    check_trainer(trainer)
     cores = os.cpu_count() or 1
     on_cpu = isinstance(trainer.accelerator, CPUAccelerator)
     started_elsewhere = "MASTER_PORT" in os.environ
@@ -205,16 +204,8 @@ def check_trainer(trainer: Trainer) -> None:
             f"val_check_interval is {trainer.val_check_interval}, but each task is evaluated once"
             " it is learned: leave it out"
         )
-    check_strategy(trainer.strategy)
-
-
-def check_strategy(strategy: Strategy) -> None:
-    """Check that what processes learn comes together.
-
-    Raises:
-        UsageError: the strategy waits for gradients, shards them, or loses the results of processes
-            that it spawns.
-    """
+    strategy = trainer.strategy
+    # Others wait for gradients, shard them, or lose the results of processes that they spawn.
     if not isinstance(strategy, SingleDeviceStrategy | StatisticsDDPStrategy):
         raise UsageError(
             f"{type(strategy).__name__} does not add up the statistics of processes: use auto or"

@@ -1,5 +1,6 @@
 """The LightningModule that learns a stream of tasks, one per epoch, and evaluates after each."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +18,6 @@ from torchmetrics import Metric
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.datamodule import CIFNetDataModule, Learner, TaskSamples
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.learning.columns import values_of
 from cifnet_pl.learning.run_record import RunRecord
 from cifnet_pl.learning.run_state import read_run_state, require_same
 from cifnet_pl.learning.strategy import check_trainer
@@ -107,11 +107,12 @@ class TaskModule(LightningModule):
         """Undo the task that was open when the run stopped."""
 
     def setup(self, stage: str) -> None:
-        """Tell the data module once what it must know of this module, and check the Trainer.
+        """Tell the Trainer's data module what it must know of this module, and check the Trainer.
 
         Raises:
             UsageError: the Trainer's options do not fit (:func:`check_trainer`).
         """
+        self.data: CIFNetDataModule = cast(Any, self.trainer).datamodule
         learner = Learner(
             self.backbone, self.learned_tasks, self.passes, self.any_batch_size
         )
@@ -142,11 +143,6 @@ class TaskModule(LightningModule):
     def state_elements(self) -> dict[str, int]:
         """Count the values that are kept between tasks, by component."""
         return {"parameters": sum(p.numel() for p in self.parameters())}
-
-    @property
-    def data(self) -> CIFNetDataModule:
-        """The data module of the Trainer."""
-        return cast(CIFNetDataModule, cast(Any, self.trainer).datamodule)
 
     @property
     def class_names(self) -> list[str]:
@@ -300,13 +296,17 @@ class TaskModule(LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Finish the evaluation; in a run it becomes the record's row of the task."""
         self.complete_batches()
+        metrics: dict[str, float | None] = {}
+        for name, metric in self._custom.items():
+            result = float(metric.compute())
+            metrics[name] = result if math.isfinite(result) else None
         parts = of_all_processes(table_of(self.judged))
         tested = [part for part in parts if len(part)] or parts[:1]
         self.evaluation = Evaluation(
             self.class_names,
             pd.concat(tested, ignore_index=True),
             tasks=len(self.learned_tasks),
-            metrics=values_of(self._custom),
+            metrics=metrics,
             seconds=time.perf_counter() - self._evaluation_start,
         )
         self.data.share_collected()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.backbones import Backbone, build_backbone
+from cifnet_pl.backbones import Backbone, build_backbone, plugin_imports
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import HEADS, Head
 from cifnet_pl.model.bundle import (
@@ -14,7 +14,6 @@ from cifnet_pl.model.bundle import (
     Description,
     StoredModel,
     parse,
-    plugin_imports,
 )
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import (
@@ -86,7 +85,7 @@ def assemble(
 def _refuse_plugins(record: Description, where: str) -> None:
     """Raise CheckpointError if a description names code from outside the package."""
     imports = plugin_imports(
-        record.head.get("class"), record.backbone.name, record.backbone.architecture
+        record.backbone.name, record.backbone.architecture, record.head.get("class")
     )
     if imports:
         printed = [printable(name)[:200] for name in imports]

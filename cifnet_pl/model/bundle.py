@@ -27,7 +27,6 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 from torch import Tensor
 
-from cifnet_pl.backbones import backbone_imports
 from cifnet_pl.backbones.engines import Precision
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
 from cifnet_pl.utilities.errors import (
@@ -38,7 +37,6 @@ from cifnet_pl.utilities.errors import (
     first_mistake,
 )
 from cifnet_pl.utilities.files import refuse_pointer, write_bytes, write_json
-from cifnet_pl.utilities.plugins import names_import
 from cifnet_pl.utilities.text import printable, shown
 from cifnet_pl.utilities.version import __version__
 
@@ -168,19 +166,6 @@ def check_format(number: Any, where: str) -> None:
         raise CheckpointError(
             f"{where} has format {shown(number)}, this version reads {FORMAT}: update cifnet_pl"
         )
-
-
-def plugin_imports(head: Any, backbone: str, architecture: str | None) -> list[str]:
-    """Return the imports from outside the package that a model needs; nothing is imported.
-
-    Args:
-        head: class of the head, as a description names it.
-        backbone, architecture: as for :func:`~cifnet_pl.backbones.build_backbone`.
-    """
-    imports = backbone_imports(backbone, architecture)
-    if isinstance(head, str) and names_import(head):
-        return [head, *imports]
-    return imports
 
 
 # ---------------------------------------------------------------------- the files of a bundle

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.backbones.engines import FLOAT32, REDUCED, check_precision
-from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, Task, pieces
+from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, Task, cut_batches
 from cifnet_pl.data.sources.python_objects import are_embeddings
 from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.heads.base import as_tensor
@@ -475,7 +475,7 @@ class Classifier(ModelLearner):
         predictor: OpenSetPredictor,
     ) -> Iterator[Prediction]:
         samples = open_table(file).samples(labels=None)
-        for rows in pieces(np.arange(len(samples)), EMBEDDED_BATCH):
+        for rows in cut_batches(np.arange(len(samples)), EMBEDDED_BATCH):
             z = samples.get(rows).to(self.device)
             predictions = self._predict(z, top, predictor)
             for name, prediction in zip(

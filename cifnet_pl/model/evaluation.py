@@ -150,6 +150,8 @@ class Evaluation:
         confidence: (n,) probability of each predicted class.
         correct: (n,) bool: for which samples the true class is predicted.
         accuracy: A_k, over all samples.
+        task_accuracy: accuracy on the samples of each task or domain.
+        ece: expected calibration error in percent.
         class_counts: (2, C) int64 correct predictions and samples of each class.
     """
 
@@ -165,6 +167,11 @@ class Evaluation:
         self.confidence = self.samples["confidence"].to_numpy()
         self.correct = self.samples["correct"].to_numpy()
         self.accuracy = self.share("correct")
+        self.task_accuracy = []
+        for task in range(self.tasks):
+            correct = self.correct[self.samples["task"] == task]
+            self.task_accuracy.append(percent(int(correct.sum()), len(correct)))
+        self.ece = calibration_error(self.confidence, self.correct)
         classes = len(self.class_names)
         target = self.samples["target"].to_numpy()
         hits = np.bincount(target[self.correct], minlength=classes)
@@ -177,23 +184,9 @@ class Evaluation:
         return percent(int(self.samples[name].sum()), self.images)
 
     @property
-    def ece(self) -> float | None:
-        """Expected calibration error in percent."""
-        return calibration_error(self.confidence, self.correct)
-
-    @property
     def interval(self) -> Interval:
         """Wilson's 95 % interval around the accuracy, in percent."""
         return wilson_interval(int(self.correct.sum()), self.images)
-
-    @property
-    def task_accuracy(self) -> list[float | None]:
-        """Accuracy on the samples of each task or domain."""
-        by_task = []
-        for task in range(self.tasks):
-            correct = self.correct[self.samples["task"] == task]
-            by_task.append(percent(int(correct.sum()), len(correct)))
-        return by_task
 
     def figures(self) -> dict[str, float | None]:
         """Return the figures over all samples, by the names of ``tasks.csv``.

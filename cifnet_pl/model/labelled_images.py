@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
+from cifnet_pl.data.loading import EMBEDDED_BATCH, cut_batches
 from cifnet_pl.data.samples import SampleTable, labelled
 from cifnet_pl.data.sources.folders import class_samples, find_splits
 from cifnet_pl.data.sources.python_objects import read_samples
@@ -151,7 +151,7 @@ class LabelledImages:
         """
         if not self.files.are_images:
             every_row = np.arange(len(self.files))
-            for rows in pieces(every_row, EMBEDDED_BATCH):
+            for rows in cut_batches(every_row, EMBEDDED_BATCH):
                 yield rows, self.files.get(rows).to(model.device)
             return
         count = len(self.files)

@@ -392,4 +392,6 @@ class ModelLearner:
         is_grouped = calibration.estimate_kind != "incomplete"
         if is_grouped and calibration.leaves_groups_out:
             groups = buffer.group
-        return CalibrationSamples(self.head, *buffer.items(), groups, counted=counted)
+        return CalibrationSamples(
+            self.head, buffer.z, buffer.y, groups, counted=counted
+        )

@@ -7,6 +7,7 @@ that is not penalised would be lost has a singular system, and nothing is known 
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -45,6 +46,7 @@ class GroupsLeftOut(NamedTuple):
     singular: Tensor
 
 
+@dataclass(eq=False)
 class LearnedRows:
     """Learned rows of a design, with the hat matrix ``H = RRᵀ − MMᵀ``, to be left out in groups.
 
@@ -60,17 +62,9 @@ class LearnedRows:
         tensor([[1.]], dtype=torch.float64)
     """
 
-    def __init__(
-        self,
-        rows: Tensor,
-        between: Tensor | None = None,
-        weight: Tensor | None = None,
-    ):
-        self.rows = rows
-        self.between = between
-        self.root = torch.ones_like(rows[:, :1])
-        if weight is not None:
-            self.root = weight.double().sqrt()[:, None]
+    rows: Tensor
+    between: Tensor | None = None
+    weight: Tensor | None = None
 
     def leave_out(self, groups: Tensor) -> Iterator[GroupsLeftOut]:
         """Yield all groups, many of one size at a time.
@@ -78,6 +72,9 @@ class LearnedRows:
         Args:
             groups: (n,) int64 group of each row.
         """
+        roots = torch.ones_like(self.rows[:, :1])
+        if self.weight is not None:
+            roots = self.weight.double().sqrt()[:, None]
         order = torch.argsort(groups, stable=True)
         sizes = torch.unique_consecutive(groups[order], return_counts=True)[1]
         starts = sizes.cumsum(0) - sizes
@@ -91,7 +88,7 @@ class LearnedRows:
                 if self.between is not None:
                     between = self.between[members]
                     hat = hat - between @ between.mT
-                root = self.root[members]
+                root = roots[members]
                 weighted = root * hat * root.mT
                 identity = torch.eye(size).to(hat)
                 factor, failed = torch.linalg.cholesky_ex(identity - weighted)

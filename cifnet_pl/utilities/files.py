@@ -267,17 +267,13 @@ class ConfigDumper(yaml.SafeDumper):
     """
 
 
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = None
-    with suppress(ValueError):
-        float(text)
-        style = "'"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
-
-
-ConfigDumper.add_representer(str, _represent_text)
+ConfigDumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
 # Members of enumerations, such as the interval of Lightning's Timer, are texts, too.
-ConfigDumper.add_multi_representer(str, _represent_text)
+ConfigDumper.add_multi_representer(str, yaml.SafeDumper.represent_str)
 
 
 def dump_yaml(content: Any) -> str:

@@ -40,7 +40,7 @@ REFUSED = {
     # numbers
     "--model.head.ridge abc": ["--model.head.ridge is 'abc'", "float or 'gcv'"],
     "--data.class_order [x,1e5]": ["put quotes around"],
-    "--seed_everything -1": ["seed_everything: -1", "4294967295"],
+    "--seed_everything -1": ["seed_everything is -1", "4294967295"],
     f"{BUFFER}.seed -5 --seed_everything false": ["buffer seed is -5"],
     f"{BUFFER}.capacity 9": ["10 classes"],
     # Lightning

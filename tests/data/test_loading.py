@@ -19,7 +19,7 @@ from cifnet_pl.data.loading import (
     ImageLoader,
     PlannedBatch,
     StoredLoader,
-    shard_batches,
+    cut_batches,
 )
 from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.images.image import UnreadableImage
@@ -49,7 +49,7 @@ class Numbers(SampleTable):
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 9))
 def test_shards_partition_exactly(count: int, batch_size: int, world: int) -> None:
     rows = np.random.default_rng(count).permutation(1000)[:count]
-    shards = [shard_batches(rows, batch_size, rank, world) for rank in range(world)]
+    shards = [cut_batches(rows, batch_size, rank, world) for rank in range(world)]
     # All have as many batches, else ranks would wait for ever.
     assert len(shards[0]) == -(-count // (batch_size * world))
     joined = [rows[:0]]

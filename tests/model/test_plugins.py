@@ -14,7 +14,7 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.backbones import backbone_imports, build_backbone
+from cifnet_pl.backbones import build_backbone, plugin_imports
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.testing import check_backbone, check_head, check_source
 from cifnet_pl.utilities import plugins
@@ -242,7 +242,7 @@ def test_what_a_backbone_would_import_is_known():
         ("file:w.pt", "import:a.B", ["a.B"]),
         ("file:w.pt", "timm:resnet18", []),
     ):
-        assert backbone_imports(name, architecture) == imports
+        assert plugin_imports(name, architecture) == imports
 
 
 def test_an_architecture_of_timm_is_filled_from_a_file(tmp_path: Path):

@@ -10,11 +10,11 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 from rich.console import Console
 
+from cifnet_pl.backbones import plugin_imports
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.columns import custom_column
 from cifnet_pl.learning.run_record import RunRecord, run_folder
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.bundle import plugin_imports
 from cifnet_pl.model.evaluation import Evaluation, rarely_predicted_notes
 from cifnet_pl.model.metrics import ECE_BINS, MIN_TEST_IMAGES
 from cifnet_pl.utilities.errors import CifnetError
@@ -196,7 +196,7 @@ def closing_lines(module: TaskModule, folder: Path | None) -> list[str]:
         head = import_name(type(module.head))
     if is_model:
         backbone = module.backbone
-        imports = plugin_imports(head, backbone.name, backbone.architecture)
+        imports = plugin_imports(backbone.name, backbone.architecture, head)
         words = ("export", "--model", str(folder), "--output", "MODEL")
         lines.append(next_command(*words, trust=bool(imports)))
     return lines

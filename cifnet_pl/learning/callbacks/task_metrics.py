@@ -23,7 +23,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from torch.nn.functional import pad
 
-from cifnet_pl.backbones import backbone_imports
+from cifnet_pl.backbones import plugin_imports
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.data.samples import Source
 from cifnet_pl.data.streams import Stream
@@ -212,7 +212,7 @@ def plugin_hashes(module: TaskModule) -> dict[str, str | None]:
     source = module.data.source_name
     backbone = module.backbone
     names = [
-        *backbone_imports(backbone.name, backbone.architecture),
+        *plugin_imports(backbone.name, backbone.architecture),
         import_name(type(module)),
         import_name(module.method),
         entry_point("sources", source) or source,
@@ -276,24 +276,25 @@ def package_commit(folder: Path = Path(__file__).parents[2]) -> str | None:
         None outside a repository. A package that is installed below someone else's repository does
         not belong to it.
     """
-    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return None
-    commit = _git(folder, "rev-parse", "HEAD")
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
-    if commit and changed:
+    questions = (
+        ("ls-files", "--error-unmatch", "__init__.py"),
+        ("rev-parse", "HEAD"),
+        ("status", "--porcelain", "--untracked-files=no", "--", "."),
+    )
+    answers = []
+    for question in questions:
+        command = ["git", "-C", str(folder), *question]
+        try:
+            output = subprocess.check_output(
+                command, stderr=subprocess.DEVNULL, text=True, timeout=10
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        answers.append(output.strip())
+    _, commit, changes = answers
+    if changes:
         return f"{commit}+changes"
     return commit
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(folder), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    if done.returncode:
-        return None
-    return done.stdout.strip()
 
 
 def fingerprint(source: Source) -> str:
