@@ -75,7 +75,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         CifnetError: the disk is full or not writable; an old file at ``path`` is left as it was.
             Where only the folder cannot be flushed, the sentence says that the file is written.
     """
-    temporary = _temporary(path)
+    temporary = hidden_beside(path)
     is_writing = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,15 +105,17 @@ def _not_written(path: Path, error: OSError) -> CifnetError:
     )
 
 
-def _temporary(path: Path) -> Path:
-    """Return a name beside ``path`` that no other process takes; it tells who made it."""
-    unique = uuid4().hex[:8]
-    return hidden_beside(path, f"{MACHINE}-{os.getpid()}-{unique}.tmp")
+def hidden_beside(path: Path, ending: str = "") -> Path:
+    """Return a hidden file beside ``path``; its name holds that of ``path`` unless it is long.
 
-
-def hidden_beside(path: Path, ending: str) -> Path:
-    """Return a hidden file beside ``path``; its name holds that of ``path`` unless it is long."""
+    Args:
+        path: of the other file.
+        ending: of the name; by default one that no other process takes, and that tells who made it.
+    """
     name = path.name
+    if not ending:
+        unique = uuid4().hex[:8]
+        ending = f"{MACHINE}-{os.getpid()}-{unique}.tmp"
     if len(os.fsencode(name)) > LONGEST_WHOLE_NAME:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
     return path.with_name(f".{name}.{ending}")
@@ -396,7 +398,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         CifnetError: ``target`` has files already, the disk is full or not writable, or the block
             raised an OSError.
     """
-    temporary = _temporary(target)
+    temporary = hidden_beside(target)
     try:
         temporary.mkdir(parents=True)
         yield temporary

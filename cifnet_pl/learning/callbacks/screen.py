@@ -13,7 +13,7 @@ from rich.console import Console
 from cifnet_pl.backbones import plugin_imports
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.columns import custom_column
-from cifnet_pl.learning.run_record import RunRecord, run_folder
+from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.evaluation import Evaluation, rarely_predicted_notes
 from cifnet_pl.model.metrics import ECE_BINS, MIN_TEST_IMAGES
@@ -89,7 +89,16 @@ def summary_lines(module: TaskModule) -> list[str]:
     buffer = summary["buffer_elements"]
     statistics = summary["state_elements"] - buffer
     size = statistics * module.element_bytes + buffer * module.buffer_bytes
-    seconds = f"{summary['train_seconds']:.1f} s{largest_share(module.record)}"
+    total = summary["train_seconds"]
+    seconds = f"{total:.1f} s"
+    waiting = summary["waiting_seconds"]
+    if waiting:
+        # What takes most of the time limits the run.
+        solving = summary["solve_seconds"]
+        backbone = total - waiting - solving
+        parts = {"images": waiting, "solve": solving, "backbone": backbone}
+        slowest = max(parts, key=parts.__getitem__)
+        seconds += f" ({slowest} {100 * parts[slowest] / total:.0f} %)"
     lines.append(f"Training {seconds}, {energy}, state {size / 1e6:.2f} MB")
     return lines
 
@@ -135,18 +144,6 @@ def calibration_text(module: TaskModule, ece: float | None) -> str:
     if isinstance(module, CIFNetModule):
         facts += module.model.calibration_notes()
     return f"calibration error {number(ece, unit=' %')} ({'; '.join(facts)})"
-
-
-def largest_share(record: RunRecord) -> str:
-    """Return what took most of the training time, and its share: it limits the run."""
-    total = sum(row.train_seconds for row in record.rows)
-    images = sum(row.waiting_seconds or 0.0 for row in record.rows)
-    solve = sum(row.solve_seconds for row in record.rows)
-    if not images:
-        return ""
-    seconds = {"images": images, "solve": solve, "backbone": total - images - solve}
-    slowest = max(seconds, key=seconds.__getitem__)
-    return f" ({slowest} {100 * seconds[slowest] / total:.0f} %)"
 
 
 def class_warnings(module: TaskModule) -> list[str]:

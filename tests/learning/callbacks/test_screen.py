@@ -7,8 +7,7 @@ import pytest
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.learning.callbacks.screen import largest_share, summary_lines
-from cifnet_pl.learning.run_record import RunRecord, TaskRow
+from cifnet_pl.learning.callbacks.screen import summary_lines
 from tests.command_line import FAST, fit, make_images
 from tests.lightning_runs import digits, fitted
 from tests.terminal import seen_at_a_terminal
@@ -69,18 +68,20 @@ def test_a_log_shows_each_task_when_it_ends(tmp_path, capsys, caplog):
     assert table.startswith("task,classes_seen,A_k,average,forgetting,ece")
 
 
-@pytest.mark.parametrize(
-    ("waiting", "solving", "text"),
-    [
+def test_a_run_says_what_limits_it(tmp_path):
+    data = digits(classes_per_task=1, max_tasks=2)
+    learner = fitted(tmp_path, data, head=RidgeHead, buffer=None)
+    for waiting, solving, share in (
         (7.0, 1.0, " (images 70 %)"),
         (1.0, 6.0, " (solve 60 %)"),
         (1.0, 1.0, " (backbone 80 %)"),
         (None, 9.0, ""),
-    ],
-)
-def test_a_run_says_what_limits_it(waiting, solving, text):
-    row = TaskRow(train_seconds=10.0, waiting_seconds=waiting, solve_seconds=solving)
-    assert largest_share(RunRecord([row, row])) == text
+    ):
+        for row in learner.record.rows:
+            row.train_seconds = 10.0
+            row.waiting_seconds = waiting
+            row.solve_seconds = solving
+        assert summary_lines(learner)[-1].startswith(f"Training 20.0 s{share}, ")
 
 
 @pytest.mark.parametrize(
