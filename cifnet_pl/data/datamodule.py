@@ -428,12 +428,16 @@ class CIFNetDataModule(LightningDataModule):
         cache = self._caches.get(part)
         if cache is not None:
             cache.collect(batch.row, batch.key, z)
+            if batch.unreadable:
+                cache.leave_out(np.array(list(batch.unreadable)))
 
     def share_collected(self) -> None:
         """Write the classes of which every process has embedded a part; call on all processes."""
         if self.trainer.world_size == 1 or self.cache_folder is None:
             return
         for cache in self._caches.values():
+            left_out = of_all_processes(np.flatnonzero(cache.left_out))
+            cache.leave_out(np.concatenate(left_out))
             parts = of_all_processes(cache.take_incomplete())
             if self.trainer.is_global_zero:
                 for part in chain.from_iterable(parts):
@@ -539,13 +543,13 @@ class CIFNetDataModule(LightningDataModule):
         """
         if batch.unreadable:
             if self.on_corrupt == "error":
-                places = list(batch.unreadable)
+                places = list(batch.unreadable.values())
                 # Other processes would wait while one decodes all images.
                 if self.trainer.world_size == 1:
                     for loader in self._loaders.values():
                         places += loader.unreadable()
                 raise unreadable_images(places)
-            self.skipped += batch.unreadable
+            self.skipped += batch.unreadable.values()
         labels = self.labels(chain.from_iterable(self.learner.learned_tasks))
         non_blocking = device.type == "cuda"
         samples = batch[0].to(device, non_blocking=non_blocking)

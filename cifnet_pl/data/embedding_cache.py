@@ -111,6 +111,7 @@ class EmbeddingCache:
         self._writable = True
         self._classes: dict[int, Tensor | None] = {}
         self._embedded = np.zeros(len(samples), dtype=bool)  # in ``_classes``
+        self._unwritten: set[int] = set()  # classes with embeddings that no file has
         self._stamps_before: dict[int, str] = {}  # of classes, when they were asked for
         by_class = pd.Series(samples.labels).groupby(samples.labels)
         self._place_in_class = by_class.cumcount().to_numpy()
@@ -218,8 +219,18 @@ class EmbeddingCache:
                 continue
             of_class[places] = embeddings[own]
             self._embedded[embedded[own]] = True
-            if self.folder is not None and self._is_complete(label):
-                self._write(self.folder, label, of_class)
+            self._unwritten.add(label)
+            self._write_if_complete(label)
+
+    def leave_out(self, rows: np.ndarray) -> None:
+        """Leave out images that are unreadable; write the classes that are complete without them.
+
+        Args:
+            rows: (n,) positions of the images.
+        """
+        self.left_out[rows] = True
+        for label in np.unique(self.samples.labels[rows]).tolist():
+            self._write_if_complete(label)
 
     def _is_complete(self, label: int) -> bool:
         rows = self.samples.rows_of[label]
@@ -245,15 +256,22 @@ class EmbeddingCache:
             )
             self._classes[label] = None
             self._embedded[rows] = False
+            self._unwritten.discard(label)
         return parts
 
-    def _write(self, folder: Path, label: int, z: Tensor) -> None:
+    def _write_if_complete(self, label: int) -> None:
         """Write a class; warn once if that is impossible, as in a shared cache of someone else."""
+        is_due = label in self._unwritten and self._is_complete(label)
+        z = self._classes.get(label)
+        if self.folder is None or z is None or not is_due:
+            return
         rows = self.samples.rows_of[label]
         # Memory is freed: the file is mapped when it is needed.
         del self._classes[label]
+        self._unwritten.remove(label)
         self._embedded[rows] = False
-        hashes = torch.from_numpy(self.samples.hash_of[rows])
+        # Those of unreadable images may not be known yet.
+        hashes = torch.from_numpy(self.samples.hashes(rows))
         # Where images changed while they were read, these are no longer their stamps, and nobody
         # uses the file.
         metadata = {
@@ -264,7 +282,7 @@ class EmbeddingCache:
         if not self._writable:
             return
         try:
-            write_bytes(self._path(folder, label), content)
+            write_bytes(self._path(self.folder, label), content)
         except CifnetError as error:
             self._writable = False
             log.warning("no more embeddings are cached: %s", error)

@@ -1,9 +1,10 @@
 """Make batches from positions in a sample set: exact sharding, decoding."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -25,14 +26,14 @@ from cifnet_pl.utilities.errors import DataError
 class ImageBatch(NamedTuple):
     """Decoded images.
 
-    ``unreadable`` lists "place: reason" of images that could not be decoded and are left out.
+    ``unreadable`` has "place: reason" of each row that could not be decoded and is left out.
     """
 
     image: Tensor  # (n, 3, s, s) uint8, channels last in memory
     label: Tensor  # (n,) int64
     key: Tensor  # (n,) int64, content hash
     row: Tensor  # (n,) int64, position in the image set
-    unreadable: tuple[str, ...]
+    unreadable: Mapping[int, str]
 
 
 class EmbeddingBatch(NamedTuple):
@@ -42,7 +43,7 @@ class EmbeddingBatch(NamedTuple):
     label: Tensor  # (n,) int64
     key: Tensor  # (n,) int64, content hash; of samples that are not learned 0
     row: Tensor  # (n,) int64
-    unreadable: tuple[str, ...] = ()
+    unreadable: Mapping[int, str] = MappingProxyType({})
 
 
 Batch = ImageBatch | EmbeddingBatch
@@ -133,20 +134,21 @@ class ImageLoader:
         for batch in self.reader.read(rows_of_batches):
             readable = batch.readable
             hashes = [look.hash for look in batch.looks if look is not None]
-            unreadable = []
+            unreadable = {}
             for row, reason in zip(batch.files, batch.unreadable, strict=True):
                 if reason is not None:
-                    unreadable.append(f"{self.samples.place(row)}: {reason}")
+                    unreadable[row] = f"{self.samples.place(row)}: {reason}"
             rows = torch.tensor(readable, dtype=torch.int64)
             labels = torch.from_numpy(self.samples.labels[readable])
             keys = torch.tensor(hashes, dtype=torch.int64)
-            yield ImageBatch(batch.images, labels, keys, rows, tuple(unreadable))
+            yield ImageBatch(batch.images, labels, keys, rows, unreadable)
 
     def unreadable(self) -> list[str]:
         """Decode all images of the set; return "place: reason" of each that is unreadable."""
         every_row = np.arange(len(self.samples))
         batches = self.decode(cut_batches(every_row, decoding_batch_size(self.size)))
-        return list(chain.from_iterable(batch.unreadable for batch in batches))
+        places = [batch.unreadable.values() for batch in batches]
+        return list(chain.from_iterable(places))
 
 
 Store = EmbeddingCache | SampleTable
@@ -216,7 +218,7 @@ UNREADABLE_SHOWN = 50
 """Unreadable images that one message names."""
 
 
-def unreadable_images(places: Sequence[str]) -> DataError:
+def unreadable_images(places: Iterable[str]) -> DataError:
     """Return the error for unreadable images, each "place: reason"."""
     distinct = list(dict.fromkeys(places))
     named = "; ".join(distinct[:UNREADABLE_SHOWN])
@@ -264,7 +266,7 @@ class Batches:
         plan = [PlannedBatch(rows, store) for rows in cut_batches(self.rows, self.size)]
         for batch in StoredLoader(plan, self.loader, learned=True):
             if batch.unreadable and not self.skip:
-                raise unreadable_images(batch.unreadable)
+                raise unreadable_images(batch.unreadable.values())
             if len(batch.row):
                 yield batch._replace(label=self.labels[batch.label])
 

@@ -551,7 +551,14 @@ class IterativeModule(TaskModule):
                 return
             self._take_step(images)
             # No batch comes for a step that learns from exemplars alone.
-            empty = ImageBatch._make(part[:0] for part in images)
+            none = slice(0)
+            empty = ImageBatch(
+                images.image[none],
+                images.label[none],
+                images.key[none],
+                images.row[none],
+                {},
+            )
             for step in self.steps[self.steps_done :]:
                 if len(step.rows):
                     return

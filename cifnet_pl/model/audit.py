@@ -320,6 +320,7 @@ def embeddings_of(
             cache.collect(torch.from_numpy(embedded), hashes, batch_z)
             z[embedded] = batch_z.cpu().numpy()
             readable[embedded] = True
+        cache.leave_out(np.flatnonzero(~readable))
         unreadable += others.unreadable
         rows = np.flatnonzero(readable)
         files = [samples.file(row) for row in rows.tolist()]

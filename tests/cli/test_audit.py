@@ -42,6 +42,9 @@ def test_the_page_and_its_tables(made, watch, capsys):
     capsys.readouterr()
     assert run(made) == 0
     assert sum(embedded) == 13
+    embedded.clear()
+    assert run(made, output=made / "again") == 0
+    assert sum(embedded) == 0
     shown = capsys.readouterr()
     assert "Leave-one-out accuracy 97.5 % (40 images, 3 classes" in shown.out
     assert "2 images in two classes, not judged" in shown.out

@@ -130,6 +130,36 @@ def test_a_cache_that_cannot_be_written_ends_no_run(image_folder, filled, caplog
     assert caplog.text.count("no more embeddings are cached") == 1
 
 
+@pytest.mark.parametrize("unreadable", [0, -1])
+def test_a_class_is_stored_without_its_unreadable_images(
+    unreadable, tmp_path, image_folder
+):
+    """Wherever they stand among the others; only its own images make a class complete."""
+    source, cache = opened(image_folder, tmp_path / "cache")
+    rows = source.train.rows_of[0]
+    others = np.delete(rows, unreadable)
+    for row in rows:
+        if row in others:
+            collect(cache, rows[rows == row])
+        else:
+            cache.leave_out(rows[rows == row])
+    (path,) = (tmp_path / "cache").iterdir()
+    written = path.stat()
+    source, cache = opened(image_folder, tmp_path / "cache")
+    assert cache.known(rows).tolist() == np.isin(rows, others).tolist()
+    cache.leave_out(rows[[unreadable]])
+    assert path.stat() == written
+
+
+def test_a_run_that_skips_an_unreadable_image_stores_its_class(tmp_path, image_folder):
+    source, _ = opened(image_folder, tmp_path / "cache")
+    (image_folder / source.train.names[2]).write_bytes(b"no image")
+    places = {"root": str(image_folder), "cache_folder": str(tmp_path / "cache")}
+    data = digits(source="folder", cache=True, on_corrupt="skip", **places)
+    trainer(tmp_path, max_epochs=1).fit(module(), datamodule=data)
+    assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 4
+
+
 def test_images_that_change_while_they_are_read_are_not_cached(tmp_path, image_folder):
     """An image is replaced after it was embedded, before the last one of its class is."""
     source, cache = opened(image_folder, tmp_path / "cache")

@@ -76,7 +76,7 @@ def test_batches_are_whole_and_in_order_whatever_reads_them(device: str) -> None
             assert kinds == [torch.uint8, *[torch.int64] * 3]
             others = [row for row in rows if row in broken]
             named = [f"x#{row}\\n.png: of no known format" for row in others]
-            assert list(batch.unreadable) == named
+            assert batch.unreadable == dict(zip(others, named, strict=True))
         next(loader.decode(batches))
     assert list(loader.decode([])) == []
 

@@ -86,7 +86,7 @@ def check_images(images: SampleTable) -> None:
     (batch,) = ImageLoader(images, 6, 0.875, 2).decode([rows])
     squares = [images.image(row).square(6, 0.875) for row in rows.tolist()]
     assert (batch.image.permute(0, 2, 3, 1).numpy() == squares).all()
-    assert batch.unreadable == ()
+    assert not batch.unreadable
     assert batch.row.tolist() == rows.tolist()
     assert batch.key.tolist() == images.hashes(rows).tolist()
 
@@ -295,7 +295,7 @@ def unreadable(source: Source) -> list[str]:
     reasons: list[str] = []
     for images in (source.train, source.test):
         (batch,) = ImageLoader(images, 4, 1.0, 1).decode([np.arange(len(images))])
-        reasons += batch.unreadable
+        reasons += batch.unreadable.values()
     return sorted(reason.rpartition(": ")[0] for reason in reasons)
 
 

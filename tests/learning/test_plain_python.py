@@ -15,7 +15,7 @@ from cifnet_pl.model.export import Export, ExportCheck
 from cifnet_pl.report.results import setting_of
 from cifnet_pl.report.runs import read_run
 from tests.command_line import rows
-from tests.lightning_runs import digits, module, trainer
+from tests.lightning_runs import digits, module
 
 DOCS = Path(__file__).parents[2] / "docs"
 CODE = re.compile(r"```python\n(.*?)```", re.S)
@@ -74,10 +74,9 @@ def test_the_command_line_runs_its_configuration_again(page, tmp_path):
     assert setting_of(ours) == setting_of(theirs)
 
 
-def test_streams_and_buffers_are_in_the_configuration(tmp_path):
+def test_streams_and_buffers_are_in_the_configuration():
     learner = module()
-    learner.trainer = trainer(tmp_path)
-    learner.trainer.datamodule = digits(stream=Blurry(0, 50, 3))
+    learner.data = digits(stream=Blurry(0, 50, 3))
     result = yaml.safe_load(yaml.safe_dump(configuration(learner)))
     options = {"disjoint": 0, "blurry": 50, "seed": 3, "every": None}
     stream = {"class_path": "cifnet_pl.data.streams.Blurry", "init_args": options}
