@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from cifnet_pl.data.loading import (
     UNREADABLE_SHOWN,
     Batch,
     Batches,
-    EmbeddingBatch,
     ImageBatch,
     ImageLoader,
     PlannedBatch,
@@ -493,26 +492,6 @@ class CIFNetDataModule(LightningDataModule):
 
     # A class-incremental run has one held-out set.
     test_dataloader = predict_dataloader = val_dataloader
-
-    def evaluated_samples(self) -> EmbeddingBatch:
-        """Return what this process has evaluated last, in the order of rows; labels are classes.
-
-        Images that are unreadable are left out.
-        """
-        loader = cast(StoredLoader, self.trainer.val_dataloaders)
-        samples = self.source.test
-        store: Store = samples
-        if samples.are_images:
-            store = self._caches["test"]
-        rows = np.sort(np.concatenate([batch.rows for batch in loader.plan]))
-        rows = rows[store.known(rows)]
-        # Some process may get no image.
-        z = torch.zeros(0, self.learner.backbone.features)
-        if len(rows):
-            z = store.get(rows)
-        labels = torch.from_numpy(samples.labels[rows])
-        keys = torch.from_numpy(samples.hashes(rows))
-        return EmbeddingBatch(z, labels, keys, torch.from_numpy(rows))
 
     def describe_images(self) -> dict[str, Any]:
         """Describe the images for a stored model: side, crop ratio, and the held-out split."""

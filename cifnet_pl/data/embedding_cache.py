@@ -112,7 +112,8 @@ class EmbeddingCache:
         self._classes: dict[int, Tensor | None] = {}
         self._embedded = np.zeros(len(samples), dtype=bool)  # in ``_classes``
         self._unwritten: set[int] = set()  # classes with embeddings that no file has
-        self._stamps_before: dict[int, str] = {}  # of classes, when they were asked for
+        # Of classes that are not written, when they were first asked for.
+        self._stamps_before: dict[int, str] = {}
         by_class = pd.Series(samples.labels).groupby(samples.labels)
         self._place_in_class = by_class.cumcount().to_numpy()
 
@@ -177,7 +178,7 @@ class EmbeddingCache:
         rows = self.samples.rows_of[label]
         # The files' sizes, inodes and change times; the contents where there are no files.
         stamps = _hash(repr([self.samples.change_stamp(row) for row in rows.tolist()]))
-        self._stamps_before[label] = stamps
+        self._stamps_before.setdefault(label, stamps)
         if not path.is_file():
             return None
         try:
@@ -244,7 +245,7 @@ class EmbeddingCache:
             processes they are complete.
         """
         parts = []
-        for label, z in self._classes.items():
+        for label, z in list(self._classes.items()):
             if z is None or self._is_complete(label):
                 continue
             rows_of_class = self.samples.rows_of[label]
@@ -254,16 +255,18 @@ class EmbeddingCache:
             parts.append(
                 (torch.from_numpy(rows), torch.from_numpy(hashes), z[embedded])
             )
-            self._classes[label] = None
+            # Whoever completes the class writes it, and it is read when it is needed.
+            del self._classes[label]
             self._embedded[rows] = False
             self._unwritten.discard(label)
         return parts
 
     def _write_if_complete(self, label: int) -> None:
         """Write a class; warn once if that is impossible, as in a shared cache of someone else."""
-        is_due = label in self._unwritten and self._is_complete(label)
         z = self._classes.get(label)
-        if self.folder is None or z is None or not is_due:
+        if self.folder is None or z is None or label not in self._unwritten:
+            return
+        if not self._is_complete(label):
             return
         rows = self.samples.rows_of[label]
         # Memory is freed: the file is mapped when it is needed.
@@ -275,7 +278,7 @@ class EmbeddingCache:
         # Where images changed while they were read, these are no longer their stamps, and nobody
         # uses the file.
         metadata = {
-            "stamps": self._stamps_before[label],
+            "stamps": self._stamps_before.pop(label),
             "sha256": _digest(z, hashes),
         }
         content = save({"z": z, "hashes": hashes}, metadata=metadata)

@@ -151,6 +151,22 @@ def test_a_class_is_stored_without_its_unreadable_images(
     assert path.stat() == written
 
 
+def test_two_processes_store_a_class_that_both_then_read(tmp_path, image_folder):
+    """Each embeds a part of it, the second one finds one of its images unreadable."""
+    caches = [opened(image_folder, tmp_path / "cache")[1] for _ in range(2)]
+    rows = caches[0].samples.rows_of[0]
+    shares = rows[:2], rows[2:-1]
+    for cache, share in zip(caches, shares, strict=True):
+        assert not cache.known(share).any()
+        collect(cache, share)
+    parts = [part for cache in caches for part in cache.take_incomplete()]
+    caches[0].leave_out(rows[-1:])
+    for part in parts:
+        caches[0].collect(*part)
+    for cache, share in zip(caches, shares, strict=True):
+        assert cache.known(share).all()
+
+
 def test_a_run_that_skips_an_unreadable_image_stores_its_class(tmp_path, image_folder):
     source, _ = opened(image_folder, tmp_path / "cache")
     (image_folder / source.train.names[2]).write_bytes(b"no image")

@@ -5,7 +5,7 @@ A kill at any moment leaves a complete checkpoint.
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from cifnet_pl.buffer import buffer_samples, given_groups
+from cifnet_pl.buffer import BufferSamples, buffer_samples, concatenate, given_groups
+from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.task_module import TaskModule
@@ -114,18 +115,47 @@ class HeldOutImages(Callback):
     batches were.
     """
 
+    def on_validation_epoch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+    ) -> None:
+        """Decide whether the images of this evaluation are to be learned."""
+        module = pl_module
+        self._is_due = (
+            trainer.state.fn == "fit"
+            and isinstance(module, CIFNetModule)
+            and module.data.learns_held_out
+            and module.is_complete
+            and module.head.merges
+        )
+        # Held-out images of this process; the key of each is its row in the test set.
+        self._batches: list[BufferSamples] = []
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: TaskModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Store the embeddings of the last evaluation."""
+        if outputs is None or not self._is_due:
+            return
+        module = cast(CIFNetModule, pl_module)
+        z = module.evaluated_embeddings.float().cpu()
+        self._batches.append(buffer_samples(z, batch.label.cpu(), batch.row.cpu()))
+
     def on_validation_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Learn the held-out images after the last task."""
         evaluation = pl_module.evaluation
-        is_last = trainer.state.fn == "fit" and pl_module.is_complete
-        if not is_last or evaluation is None or not evaluation.images:
-            return
-        if not isinstance(pl_module, CIFNetModule) or not pl_module.head.merges:
-            return
-        if not pl_module.data.learns_held_out:
+        if not self._is_due or evaluation is None or not evaluation.images:
             return
         folder = run_folder(trainer)
-        model = self._refit(pl_module, evaluation.samples["target"].to_numpy())
+        module = cast(CIFNetModule, pl_module)
+        model = self._refit(module, evaluation.samples["target"].to_numpy())
         if folder is not None:
             model.save(folder / COMPLETE, overwrite=True)
 
@@ -137,14 +167,21 @@ class HeldOutImages(Callback):
             images: (n,) label of each held-out image.
         """
         start = time.perf_counter()
+        data = module.data
         model = module.model.clone()
         tested = np.unique(images)
         names = [model.class_names[label] for label in tested]
-        held_out = module.data.evaluated_samples()
-        labels = module.data.labels(model.class_names)[held_out.label]
-        classes = torch.from_numpy(np.searchsorted(tested, labels.numpy()))
-        groups = given_groups(module.data.source.test.groups, held_out.row)
-        samples = buffer_samples(held_out.embedding, classes, held_out.key, groups)
+        # Some process may get no image.
+        none = torch.zeros(0, dtype=torch.int64)
+        nothing = buffer_samples(torch.zeros(0, model.head.in_features), none, none)
+        held_out = concatenate([nothing, *self._batches])
+        self._batches = []
+        held_out = held_out.at(held_out.key.argsort())
+        rows = held_out.key.numpy()
+        classes = torch.from_numpy(np.searchsorted(tested, held_out.y.numpy()))
+        hashes = torch.from_numpy(data.source.test.hashes(rows))
+        groups = given_groups(data.source.test.groups, held_out.key)
+        samples = buffer_samples(held_out.z, classes, hashes, groups)
         model.learn_embeddings(names, samples, reduce=module.sum_over_processes)
         model.record_event(
             "extend",
