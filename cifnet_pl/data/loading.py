@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +42,7 @@ class EmbeddingBatch(NamedTuple):
     label: Tensor  # (n,) int64
     key: Tensor  # (n,) int64, content hash; of samples that are not learned 0
     row: Tensor  # (n,) int64
-    unreadable: Mapping[int, str] = MappingProxyType({})
+    unreadable: Mapping[int, str] = {}
 
 
 Batch = ImageBatch | EmbeddingBatch

@@ -167,10 +167,13 @@ class Evaluation:
         self.confidence = self.samples["confidence"].to_numpy()
         self.correct = self.samples["correct"].to_numpy()
         self.accuracy = self.share("correct")
+        task = self.samples["task"].to_numpy()
+        right = np.bincount(task[self.correct], minlength=self.tasks)
+        images = np.bincount(task, minlength=self.tasks)
         self.task_accuracy = []
-        for task in range(self.tasks):
-            correct = self.correct[self.samples["task"] == task]
-            self.task_accuracy.append(percent(int(correct.sum()), len(correct)))
+        for number in range(self.tasks):
+            share = percent(int(right[number]), int(images[number]))
+            self.task_accuracy.append(share)
         self.ece = calibration_error(self.confidence, self.correct)
         classes = len(self.class_names)
         target = self.samples["target"].to_numpy()

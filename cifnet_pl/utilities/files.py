@@ -271,8 +271,8 @@ class ConfigDumper(yaml.SafeDumper):
 
 ConfigDumper.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
+    re.compile(r"([-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+|\.[0-9_]+)$"),
+    list("-+.0123456789"),
 )
 # Members of enumerations, such as the interval of Lightning's Timer, are texts, too.
 ConfigDumper.add_multi_representer(str, yaml.SafeDumper.represent_str)

@@ -247,7 +247,7 @@ def test_yaml_texts_stay_texts():
     # What the command line reads with.
     from jsonargparse._loaders_dumpers import yaml_load
 
-    for name in [*NAMES, "", " a", "1e-3", "007", "yes", "inf"]:
+    for name in [*NAMES, "", " a", "1e-3", "1.5e3", "._", "007", "yes", "inf"]:
         content = {"key": name, "list": [name]}
         text = dump_yaml(content)
         assert yaml_load(text) == yaml.safe_load(text) == content
