@@ -262,33 +262,36 @@ class EmbeddingCache:
         return parts
 
     def _write_if_complete(self, label: int) -> None:
-        """Write a class; warn once if that is impossible, as in a shared cache of someone else."""
+        """Write a class and free its memory; the file is mapped when it is needed.
+
+        Where that is impossible, as in a shared cache of someone else, it stays in memory, with one
+        warning.
+        """
         z = self._classes.get(label)
         if self.folder is None or z is None or label not in self._unwritten:
             return
-        if not self._is_complete(label):
+        if not self._writable or not self._is_complete(label):
             return
         rows = self.samples.rows_of[label]
-        # Memory is freed: the file is mapped when it is needed.
-        del self._classes[label]
-        self._unwritten.remove(label)
-        self._embedded[rows] = False
         # Those of unreadable images may not be known yet.
         hashes = torch.from_numpy(self.samples.hashes(rows))
         # Where images changed while they were read, these are no longer their stamps, and nobody
         # uses the file.
         metadata = {
-            "stamps": self._stamps_before.pop(label),
+            "stamps": self._stamps_before[label],
             "sha256": _digest(z, hashes),
         }
         content = save({"z": z, "hashes": hashes}, metadata=metadata)
-        if not self._writable:
-            return
         try:
             write_bytes(self._path(self.folder, label), content)
         except CifnetError as error:
             self._writable = False
             log.warning("no more embeddings are cached: %s", error)
+            return
+        del self._classes[label]
+        del self._stamps_before[label]
+        self._unwritten.remove(label)
+        self._embedded[rows] = False
 
     def _path(self, folder: Path, label: int) -> Path:
         """Return the file of a class: a hash of the class name and the names of its images."""

@@ -121,13 +121,14 @@ def test_a_changed_image_is_no_hit_and_a_copied_folder_is(
 
 
 def test_a_cache_that_cannot_be_written_ends_no_run(image_folder, filled, caplog):
-    """A shared cache of someone else, or a full disk: said once."""
+    """A shared cache of someone else, or a full disk: said once, and nothing is embedded again."""
     for path in filled.rglob("*.safetensors"):
         path.unlink()
         path.mkdir()
     source, cache = opened(image_folder, filled)
     collect(cache, np.arange(len(source.train)))
     assert caplog.text.count("no more embeddings are cached") == 1
+    assert cache.known(np.arange(len(source.train))).all()
 
 
 @pytest.mark.parametrize("unreadable", [0, -1])
