@@ -129,7 +129,7 @@ class BareLoop(Callback):
 
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Decode all images, three times, and write the seconds."""
-        batches = cut_batches(self.rows, self.batch, 0, 1)
+        batches = cut_batches(self.rows, self.batch)
         self.seconds["decoding"] = min(
             seconds(lambda: [None for _ in self.loader.decode(batches)])
             for _ in range(3)

@@ -124,7 +124,7 @@ class Rivals(Callback):
             task - 1
         ]
         rows = np.concatenate([self.rows_of[int(c)] for c in classes])
-        return self.loader.decode(cut_batches(rows, self.setup_.batch, 0, 1))
+        return self.loader.decode(cut_batches(rows, self.setup_.batch))
 
     def embed(
         self, batches: Iterator[ImageBatch] | list[ImageBatch]
