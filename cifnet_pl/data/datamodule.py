@@ -471,9 +471,12 @@ class CIFNetDataModule(LightningDataModule):
 
         Those that were embedded before come from memory or the cache.
         """
+        trainer = self.trainer
+        if trainer.state.fn in ("validate", "test"):
+            # As in the run: the same samples are left out.
+            self.find_duplicates()
         store: Store = self._caches["test"]
         tasks = self.learner.learned_tasks
-        trainer = self.trainer
         # Dealt out class by class, so that an image stays with one process over all tasks.
         by_class = self.test_rows(chain.from_iterable(tasks), len(tasks))
         shares = [rows[trainer.global_rank :: trainer.world_size] for rows in by_class]
@@ -567,6 +570,9 @@ class CIFNetDataModule(LightningDataModule):
         # The Trainer still refers to the loaders.
         for loader in self._loaders.values():
             loader.reader.close()
+            if loader.samples.in_files:
+                # Files may be replaced before the next learner comes.
+                loader.samples.hash_of[:] = -1
         self._loaders = {}
         for name in ("learner", "plan", "_caches"):
             self.__dict__.pop(name, None)

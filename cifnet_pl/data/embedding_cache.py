@@ -194,8 +194,10 @@ class EmbeddingCache:
             return None
         if metadata.get("stamps") == stamps:
             self.samples.hash_of[rows] = hashes.numpy()
-        elif not np.array_equal(hashes.numpy(), self.samples.hashes(rows)):
-            return None
+        else:
+            self.samples.hash_of[rows] = -1  # perhaps of files that were replaced
+            if not np.array_equal(hashes.numpy(), self.samples.hashes(rows)):
+                return None
         self._embedded[rows] = ~z[:, 0].isnan().numpy()
         return z
 

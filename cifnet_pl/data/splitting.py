@@ -166,7 +166,7 @@ def tuning_source(source: Source, fraction: float, seed: int) -> Source:
     held = held_out_rows(source.train, fraction, seed + 1)
     train = source.train.subset(np.flatnonzero(~held))
     test = source.train.subset(np.flatnonzero(held))
-    return Source(source.class_names, train, test)
+    return Source(source.class_names, train, test, source.notes)
 
 
 # ---------------------------------------------------------------------- one by one

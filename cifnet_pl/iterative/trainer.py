@@ -551,14 +551,7 @@ class IterativeModule(TaskModule):
                 return
             self._take_step(images)
             # No batch comes for a step that learns from exemplars alone.
-            none = slice(0)
-            empty = ImageBatch(
-                images.image[none],
-                images.label[none],
-                images.key[none],
-                images.row[none],
-                {},
-            )
+            empty = ImageBatch._make([*(part[:0] for part in images[:4]), {}])
             for step in self.steps[self.steps_done :]:
                 if len(step.rows):
                     return

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 from zipfile import ZipFile
 
 from fastapi import (
@@ -574,7 +575,7 @@ def onnx(service: AskedService, number: VersionNumber) -> Response:
     with service.costly:
         content = model.to_onnx().content
     name = f"{service.options.name}-{number}.onnx"
-    attached = {"content-disposition": f'attachment; filename="{name}"'}
+    attached = {"content-disposition": f"attachment; filename*=utf-8''{quote(name)}"}
     return Response(content, headers=attached, media_type="application/octet-stream")
 
 

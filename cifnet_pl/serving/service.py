@@ -337,6 +337,9 @@ class Service:
         if not done.exact:
             still = "its photos still count against other classes"
             message = f"forgot '{name}' from the answers; {still}"
+        elif done.earlier_removals:
+            still = "photos of a class that was forgotten before still count"
+            message = f"forgot '{name}' and the photos kept of it; {still}"
         change = Change(action="forget", message=message, forgotten=name)
         result = self._changed(done.model, change)
         result.exact = done.exact

@@ -478,7 +478,10 @@ class Workspace:
             shutil.rmtree(bundle, ignore_errors=True)
             raise
         try:
-            self._drop(self.stored_versions[: -self.keep_versions])
+            # Undo needs the version before, however old it is.
+            parent = self.versions[number].parent
+            old = self.stored_versions[: -self.keep_versions]
+            self._drop([version for version in old if version != parent])
         except (CifnetError, OSError) as error:
             # The change is stored: it must not be refused.
             LOGGER.warning("old versions were not removed: %s", error)
@@ -558,7 +561,7 @@ class Workspace:
             bundle_of_version(self.folder, number) for number in self.stored_versions
         }
         for entry in self.versions_folder.glob("*"):
-            if entry not in stored:
+            if entry.is_dir() and entry not in stored:
                 shutil.rmtree(entry)
 
     def _ancestry(self, number: int) -> dict[int, Version]:
@@ -653,6 +656,11 @@ class Workspace:
         """
         new = []
         with self._lock:  # no one removes what is not yet in the journal
+            if not again:
+                # Of those that were taken away no file is written, either.
+                gone = {file for (file,) in self._rows("SELECT file FROM inbox")}
+                gone -= waiting
+                images = [image for image in images if image.file not in gone]
             for image in images:
                 target = self.images_folder / image.file
                 if not target.is_file():

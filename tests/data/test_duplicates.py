@@ -63,7 +63,8 @@ def test_duplicates_are_named_and_left_out(repeated, tmp_path, caplog):
     """One of several is learned, and of an image in two classes none."""
     data = digits(source="folder", root=str(repeated), classes_per_task=[2, 1])
     learner = module(head=RidgeHead)
-    trainer(tmp_path, DuplicatesReport(), max_epochs=2).fit(learner, datamodule=data)
+    run = trainer(tmp_path, DuplicatesReport(), max_epochs=2)
+    run.fit(learner, datamodule=data)
     assert "note: bee/x 0.png, bee/x 1.png, ant/again.png, bee/a.png" in caplog.text
     assert "note: ant/1.png (also in cow), cow/3.png (also in dog)" in caplog.text
     assert "in two classes: not learned" in caplog.text
@@ -71,6 +72,8 @@ def test_duplicates_are_named_and_left_out(repeated, tmp_path, caplog):
     assert learner.model.counts == {"ant": 8, "bee": 9, "cow": 8}
     undecided = EncodedImage(repeated / "train" / "ant" / "1.png").hash
     assert undecided not in learner.images.content.tolist()
+    assert learner.evaluation.images == 9
+    run.validate(learner, datamodule=data, verbose=False)
     assert learner.evaluation.images == 9
 
 

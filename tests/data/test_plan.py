@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from cifnet_pl.data.datamodule import CIFNetDataModule
-from cifnet_pl.data.samples import SampleTable
+from cifnet_pl.data.samples import SampleTable, Source
 from cifnet_pl.data.splitting import tuning_source
 from cifnet_pl.data.streams import class_tasks, order_classes
 from cifnet_pl.heads import RidgeHead
@@ -98,6 +98,8 @@ def test_impossible_plans_are_usage_errors():
 
 def test_the_test_images_are_left_alone() -> None:
     whole = CIFNetDataModule("digits").source
+    noted = Source(whole.class_names, whole.train, whole.test, ("note: said",))
+    assert tuning_source(noted, 0.2, 0).notes == noted.notes
     tuned, again = (CIFNetDataModule("digits", tune=0.2).source for _ in range(2))
     learned = set(tuned.train.names)
     measured = set(tuned.test.names)
@@ -120,6 +122,8 @@ def test_each_domain_gives_its_share() -> None:
 
 
 def test_what_cannot_be_split_is_said() -> None:
+    with pytest.raises(UsageError, match="leave it out"):
+        CIFNetDataModule((np.zeros((4, 1)), [0, 0, 1, 1]), group="near")
     for options, said in (
         ({"tune": 1.0}, "tune is 1, expected a number between"),
         ({"val_fraction": 0.0}, "val_fraction is 0, expected a number between"),

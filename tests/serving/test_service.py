@@ -212,6 +212,13 @@ def test_purged_images_and_versions_are_gone(tmp_path):
         assert [len(files) for files in kept(http).values()] == [0, 0, 2]
 
 
+def test_photos_of_a_class_that_was_forgotten_before_are_not_denied(http):
+    changed(http, "/forget", name="red")
+    taught(http, "red", 5)
+    forgot = changed(http, "/forget", name="red")
+    assert (forgot["exact"], "still count" in forgot["message"]) == (True, True)
+
+
 def test_forgotten_exactly_where_all_images_are_kept(http, tmp_path):
     """A class that was taught here leaves no trace: the model is the one before, to rounding."""
     taught(http)
@@ -310,6 +317,13 @@ def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
     late = http.post("/undo", json={"version": 5})  # someone else went to version 2
     assert (late.status_code, http.get("/versions").json()["current"]) == (409, 2)
     assert "version 2 came after it" in late.json()["error"]
+
+
+def test_a_service_may_have_any_name(tmp_path, monkeypatch):
+    exported = export.Export(b"graph", export.ExportCheck(0.0))
+    monkeypatch.setattr(classifier, "onnx_bytes", lambda *_: exported)
+    with client(tmp_path / "w", options=ServiceOptions(name="Früchte 🍎")) as http:
+        assert http.get("/versions/1/onnx").status_code == 200
 
 
 def test_downloads(http, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cifnet_pl.serving import workspace as module
+from cifnet_pl.serving.gate import Upload
 from cifnet_pl.serving.messages import RequestError
 from cifnet_pl.serving.workspace import Change, Workspace
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
@@ -86,6 +87,25 @@ def test_undo_redo_a_new_start_and_a_change_after_undo(tmp_path):
     assert first_class(workspace) == "c"
 
 
+def test_the_version_before_stays_however_old_it_is(tmp_path):
+    workspace = Workspace(tmp_path / "w", model(), keep_versions=2)
+    renamed(workspace, "a")
+    assert walk(workspace, "undo")
+    renamed(workspace, "b")
+    assert walk(workspace, "undo")
+    assert (workspace.current, first_class(workspace)) == (1, "red")
+
+
+def test_what_was_taken_away_is_not_written_again_by_a_watched_folder(tmp_path):
+    workspace = Workspace(tmp_path / "w", model())
+    photo = Upload("a.png", b"photo", "photo.png")
+    assert workspace.receive([photo], set(), again=False) == ["photo.png"]
+    workspace.remove(["photo.png"])
+    (tmp_path / "w" / "images" / "photo.png").unlink()
+    assert workspace.receive([photo], set(), again=False) == []
+    assert tree(tmp_path / "w" / "images") == set()
+
+
 def test_only_one_process_and_only_one_model(tmp_path):
     workspace = Workspace(tmp_path / "w", model())
     with pytest.raises(UsageError, match="choose another with --workspace"):
@@ -140,8 +160,11 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     model().save(tmp_path / "w" / "versions" / "000002")
     (tmp_path / "w" / "versions" / ".000002.x.tmp").mkdir()
     (tmp_path / "w" / "incoming" / "x").mkdir()
+    of_the_system = tmp_path / "w" / "versions" / ".DS_Store"
+    of_the_system.touch()
     again = Workspace(tmp_path / "w", model())
     assert again.current == 1
+    of_the_system.unlink()
     assert tree(tmp_path / "w") == before | {".workspace.lock"}
     assert renamed(again, "a") == 2
 

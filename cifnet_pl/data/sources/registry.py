@@ -89,6 +89,13 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
     """
     if isinstance(name, Source):
         return name
+    group = SINGLE
+    if isinstance(name, str) and name == "folder":
+        group = NEAR
+    elif options.group is not None:
+        raise UsageError(
+            "--data.group is for data source folder, images in class folders: leave it out"
+        )
     if not isinstance(name, str):
         return split_table(source_of(name, options), options)
     if name in SOURCES:
@@ -100,11 +107,6 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
         if outside is not None:
             return split_table(outside, options)
         read = partial(torchvision_set, _torchvision_class(name))
-    group = NEAR if name == "folder" else SINGLE
-    if options.group is not None and group == SINGLE:
-        raise UsageError(
-            f"--data.group is for images in class folders: leave it out for data source {name}"
-        )
     check_own_options(name, options.own)
     unreadable = f"cannot read the data of source {name}"
     with explained(DataError, unreadable, OSError, end="; give this account access"):

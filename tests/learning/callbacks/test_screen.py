@@ -78,9 +78,8 @@ def test_a_run_says_what_limits_it(tmp_path):
         (None, 9.0, ""),
     ):
         for row in learner.record.rows:
-            row.train_seconds = 10.0
-            row.waiting_seconds = waiting
-            row.solve_seconds = solving
+            times = {"waiting_seconds": waiting, "solve_seconds": solving}
+            vars(row).update(times, train_seconds=10.0)
         assert summary_lines(learner)[-1].startswith(f"Training 20.0 s{share}, ")
 
 
