@@ -21,9 +21,7 @@ def module(**options: Any) -> CIFNetModule:
     return CIFNetModule(**{**given, "buffer": CalibrationBuffer(300), **options})
 
 
-def fitted(
-    folder: Path, data: CIFNetDataModule, *callbacks: Callback, **options: Any
-) -> CIFNetModule:
+def fitted(folder, data, *callbacks, **options):
     """A module with ``options`` that has learned the data."""
     learner = module(**options)
     trainer(folder, *callbacks).fit(learner, datamodule=data)

@@ -244,7 +244,7 @@ class Backbone(nn.Module):
 
         Args:
             device: type of the device, such as "cpu".
-            precision: one of :data:`~cifnet_pl.backbones.engines.Precision`.
+            precision: one of :data:`~cifnet_pl.backbones.engines.PRECISIONS`.
 
         Returns:
             "torch" or "onnxruntime".

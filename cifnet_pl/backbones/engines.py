@@ -26,13 +26,13 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.utilities.errors import CifnetError, explained
+from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
 from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, one_line
 
@@ -47,7 +47,7 @@ On a CPU float16 is used where it is asked for, although Lightning takes bf16 th
 was learned on a GPU then gets the same embeddings."""
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
-"""Of the backbone; others, such as ``16-true``, would round the statistics, too."""
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 EngineChoice = Literal["auto", "torch", "onnxruntime"]
 """``auto`` is ONNX Runtime on a CPU where it can run the network, and torch elsewhere."""
@@ -60,6 +60,19 @@ CACHE_VARIABLE = "CIFNET_CACHE"
 
 ENGINE_TOLERANCE = 1e-4
 """Largest difference between the engines, relative to the largest value of the embeddings."""
+
+
+def check_precision(name: str) -> str:
+    """Return ``name`` if it is one of ``PRECISIONS``.
+
+    Raises:
+        UsageError: it is another one.
+    """
+    if name not in PRECISIONS:
+        raise UsageError(
+            f"precision {name} does not leave the statistics alone: use {', '.join(PRECISIONS)}"
+        )
+    return name
 
 
 class NoGraph(CifnetError):

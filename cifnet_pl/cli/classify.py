@@ -18,7 +18,7 @@ from cifnet_pl.cli.outputs import (
     writing,
 )
 from cifnet_pl.images.files import PassedOver, find_images
-from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
+from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 from cifnet_pl.utilities.files import (
     csv_line,
     expanded,
@@ -94,12 +94,12 @@ def classify(
         DataError: no image that can be read.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
-    from cifnet_pl.backbones.engines import Precision
+    from cifnet_pl.backbones.engines import check_precision
     from cifnet_pl.model.store import load
 
     check_that(top >= 1, "--top", top, "at least 1")
     if precision is not None:
-        check_choice("precision", precision, Precision)
+        check_precision(precision)
     target = None if output == "-" else expanded(output)
     picture = expanded(gallery) if gallery else None
     with writing(target, overwrite), writing(picture, overwrite):

@@ -36,7 +36,7 @@ from cifnet_pl.learning.strategy import (
     process_group,
 )
 from cifnet_pl.utilities import run_folders as runs
-from cifnet_pl.utilities.errors import UsageError, check_that, explained
+from cifnet_pl.utilities.errors import UsageError, explained
 from cifnet_pl.utilities.files import dump_yaml
 from cifnet_pl.utilities.plugins import current_folder_importable
 from cifnet_pl.utilities.processes import is_first_process
@@ -109,10 +109,13 @@ class CIFNetCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and find the seeds of module, buffer and head that none names."""
         super().parse_arguments(parser, args)
-        seed = self.config.seed_everything
-        check_that(0 <= seed < 2**32, "seed_everything", seed, f"0 to {2**32 - 1}")
         model = [f"--model={DEFAULT_MODEL}", f"--model.head={DEFAULT_HEAD}"]
         self._open_seeds = open_seeds(parser, self.config, [*model, *args])
+
+    def _set_seed(self) -> None:
+        """Seed everything; UsageError if the seed is out of range."""
+        with explained(UsageError, "seed_everything", ValueError):
+            super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
         """Seed what has no seed of its own, choose the folder, and refuse max_epochs."""

@@ -23,8 +23,8 @@ from lightning.pytorch.strategies import (
 from lightning.pytorch.utilities import rank_zero_only
 from torch.distributed import distributed_c10d
 
-from cifnet_pl.backbones.engines import Precision
-from cifnet_pl.utilities.errors import CifnetError, UsageError, check_choice
+from cifnet_pl.backbones.engines import check_precision
+from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.processes import RANKS
 from cifnet_pl.utilities.text import print_text
 
@@ -192,7 +192,7 @@ def check_trainer(trainer: Trainer) -> None:
         UsageError: its precision would round the statistics, its processes would not learn
             together, or it would learn from no batch or evaluate none.
     """
-    check_choice("precision", str(trainer.precision), Precision)
+    check_precision(str(trainer.precision))
     for name in ("limit_train_batches", "limit_val_batches"):
         if getattr(trainer, name) == 0:
             raise UsageError(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.backbones.engines import FLOAT32, REDUCED, Precision
+from cifnet_pl.backbones.engines import FLOAT32, REDUCED, check_precision
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, Task, cut_batches
 from cifnet_pl.data.sources.python_objects import are_embeddings
 from cifnet_pl.data.sources.tables import open_table
@@ -34,12 +34,7 @@ from cifnet_pl.model.calibration import (
 )
 from cifnet_pl.model.export import Export, Graph, HeadGraph, Square, onnx_bytes
 from cifnet_pl.model.task_learner import ModelLearner
-from cifnet_pl.utilities.errors import (
-    UsageError,
-    check_choice,
-    check_embeddings,
-    unknown_name,
-)
+from cifnet_pl.utilities.errors import UsageError, check_embeddings, unknown_name
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.names import class_name, class_names
 from cifnet_pl.utilities.plugins import import_name
@@ -338,7 +333,7 @@ class Classifier(ModelLearner):
             CifnetError: the disk is full or not writable; an old bundle is left as it was.
         """
         class_names(self.class_names, "this model")
-        check_choice("precision", self.precision, Precision)
+        check_precision(self.precision)
         write_bundle(self.describe(), self.tensors(), Path(folder), overwrite)
 
     def to_onnx(self) -> Export:
@@ -400,8 +395,7 @@ class Classifier(ModelLearner):
     def embed_unchecked(self, images: Tensor) -> Tensor:
         """Embed as :meth:`embed`, but without looking at the embeddings, for which a GPU waits."""
         device = self.backbone.device
-        check_choice("precision", self.precision, Precision)
-        dtype = REDUCED.get(self.precision)
+        dtype = REDUCED.get(check_precision(self.precision))
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
             z: Tensor = self.backbone(images.to(device))
         return z.to(self.device)

@@ -167,18 +167,18 @@ class Evaluation:
         self.confidence = self.samples["confidence"].to_numpy()
         self.correct = self.samples["correct"].to_numpy()
         self.accuracy = self.share("correct")
-        task = self.samples["task"].to_numpy()
-        right = np.bincount(task[self.correct], minlength=self.tasks)
-        images = np.bincount(task, minlength=self.tasks)
-        self.task_accuracy = []
-        for number in range(self.tasks):
-            share = percent(int(right[number]), int(images[number]))
-            self.task_accuracy.append(share)
         self.ece = calibration_error(self.confidence, self.correct)
-        classes = len(self.class_names)
-        target = self.samples["target"].to_numpy()
-        hits = np.bincount(target[self.correct], minlength=classes)
-        self.class_counts = np.stack([hits, np.bincount(target, minlength=classes)])
+        self.class_counts = self._counts("target", len(self.class_names))
+        of_tasks = self._counts("task", self.tasks).T.tolist()
+        self.task_accuracy = [percent(*counts) for counts in of_tasks]
+
+    def _counts(self, column: str, size: int) -> np.ndarray:
+        """Return (2, size) int64 correct predictions and samples of each value of a column."""
+        values = self.samples[column].to_numpy()
+        hits = np.bincount(values[self.correct], minlength=size)
+        images = np.bincount(values, minlength=size)
+        # A domain that no task learns has no place.
+        return np.stack([hits[:size], images[:size]])
 
     def share(self, name: str) -> float | None:
         """Return the percentage of samples for which a column is true; None if not known."""

@@ -655,29 +655,23 @@ class Workspace:
             CifnetError: the disk is full or not writable; nothing was changed.
         """
         new = []
-        with self._lock:  # no one removes what is not yet in the journal
-            if not again:
-                # Of those that were taken away no file is written, either.
-                gone = {file for (file,) in self._rows("SELECT file FROM inbox")}
-                gone -= waiting
-                images = [image for image in images if image.file not in gone]
-            for image in images:
-                target = self.images_folder / image.file
+        # No one removes files until the journal has them, and it has none without its file.
+        with self._transaction() as database:
+            for path, content, file, _ in images:
+                if file not in waiting:
+                    if not database.execute(INSERT_WAITING, (file, again)).rowcount:
+                        continue
+                    waiting.add(file)
+                    new.append(file)
+                    database.execute("DELETE FROM sent WHERE file = ?", [file])
+                target = self.images_folder / file
                 if not target.is_file():
-                    write_bytes(target, image.content)
-            with self._transaction() as database:
-                for path, _, file, _ in images:
-                    if file not in waiting:
-                        if not database.execute(INSERT_WAITING, (file, again)).rowcount:
-                            continue
-                        waiting.add(file)
-                        new.append(file)
-                        database.execute("DELETE FROM sent WHERE file = ?", [file])
-                    sent = path.encode(errors="replace").decode()
-                    on_one_line = " ".join(sent.splitlines())
-                    database.execute(
-                        "INSERT OR IGNORE INTO sent VALUES (?, ?)", (file, on_one_line)
-                    )
+                    write_bytes(target, content)
+                sent = path.encode(errors="replace").decode()
+                on_one_line = " ".join(sent.splitlines())
+                database.execute(
+                    "INSERT OR IGNORE INTO sent VALUES (?, ?)", (file, on_one_line)
+                )
         return new
 
     def remove(self, images: Iterable[str], back: bool = False) -> None:

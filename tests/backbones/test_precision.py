@@ -97,7 +97,7 @@ def test_classifying_in_another_one(made, tmp_path, capsys):
         tables[name] = output.read_text()
     assert tables[None] == tables[BF16] != tables[FLOAT32]
     code = run_cifnet("classify", **given, output=tmp_path / "x", precision="half")
-    assert_ends(code, 2, "unknown precision 'half'", capsys)
+    assert_ends(code, 2, "precision half", capsys)
 
 
 @pytest.mark.system

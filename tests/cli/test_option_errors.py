@@ -40,11 +40,11 @@ REFUSED = {
     # numbers
     "--model.head.ridge abc": ["--model.head.ridge is 'abc'", "float or 'gcv'"],
     "--data.class_order [x,1e5]": ["put quotes around"],
-    "--seed_everything -1": ["seed_everything is -1", "4294967295"],
+    "--seed_everything -1": ["seed_everything: -1", "4294967295"],
     f"{BUFFER}.seed -5 --seed_everything false": ["buffer seed is -5"],
     f"{BUFFER}.capacity 9": ["10 classes"],
     # Lightning
-    "--trainer.precision bf16-true": ["bf16-true", "bf16-mixed"],
+    "--trainer.precision bf16-true": ["bf16-true", "statistics", "bf16-mixed"],
     "--trainer.max_epochs 3": ["--trainer.max_epochs", "--data.max_tasks"],
     "--trainer.accumulate_grad_batches 4": ["accumulate_grad_batches=4"],
     "--trainer.val_check_interval 9999": ["val_check_interval is 9999"],

@@ -56,9 +56,7 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def learner(
-    root: Path, source: str = "embeddings", head: str = "RidgeHead"
-) -> ShardLearner:
+def learner(root, source="embeddings", head="RidgeHead"):
     """What computes the sums of embeddings of 12 numbers, or of images by their pixels."""
     backbone = build_backbone("none:12" if source == "embeddings" else "pixels:4")
     made = REGISTERED[head](backbone.features, **QUICK.get(head, {}))
@@ -66,9 +64,7 @@ def learner(
     return ShardLearner(training_set, Classifier(backbone, made))
 
 
-def write_parts(
-    made: ShardLearner, folder: Path, count: int, indices: tuple[int, ...] = ()
-) -> list[Path]:
+def write_parts(made, folder, count, indices=()):
     """Write the sums of some of ``count`` parts, by default of all; their files."""
     folder.mkdir(exist_ok=True)
     plan, _ = made.training_set.plan({})
@@ -177,9 +173,7 @@ def test_the_model_of_one_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert parts.head.settings() == whole.head.settings()
 
 
-def test_the_merge_of_an_own_head_needs_trust(
-    vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-):
+def test_the_merge_of_an_own_head_needs_trust(vectors, tmp_path, monkeypatch, capsys):
     """The last line of all shards, which are made without Ray here."""
 
     def make_all(make, shards, *_):
@@ -330,9 +324,7 @@ def test_a_folder_is_for_one_set(vectors: Path, tmp_path: Path):
         make(tmp_path, options(vectors), 1, Shard(2, 2))
 
 
-def test_overlapping_shards_and_other_sets_are_refused(
-    vectors: Path, shards: list[Path], tmp_path: Path
-):
+def test_overlapping_shards_and_other_sets_are_refused(vectors, shards, tmp_path):
     """Of another set, even of as many samples with the same labels, positions say nothing."""
     half = write_parts(learner(vectors), tmp_path, 2, (1,))
     with pytest.raises(UsageError, match="which would count twice"):
@@ -348,9 +340,7 @@ def test_overlapping_shards_and_other_sets_are_refused(
         add_up([*other, *shards[1:]])
 
 
-def test_finished_shards_are_skipped_and_damaged_ones_made_again(
-    vectors: Path, tmp_path: Path
-):
+def test_finished_shards_are_skipped_and_damaged_ones_made_again(vectors, tmp_path):
     def made() -> str:
         return make(tmp_path, options(vectors), 1, Shard(1, 3))
 

@@ -40,9 +40,7 @@ def png(seed: int = 0) -> bytes:
     return content.getvalue()
 
 
-def samples(
-    *labels: Any, count: int = 4, split: str | None = None, first: int = 0
-) -> list[Sample]:
+def samples(*labels, count=4, split=None, first=0):
     """Return ``count`` samples of each label."""
     made = []
     for label in labels:
@@ -93,9 +91,7 @@ class Entrance(NamedTuple):
         return built(self.source, root)
 
 
-def class_folders(
-    folder: Path, given: Sequence[Sample], homes: Sequence[str] = (".",)
-) -> Path:
+def class_folders(folder, given, homes=(".",)):
     """Images in class folders, these in splits, and those in ``homes`` in turn."""
     for i, sample in enumerate(given):
         home = folder / "root" / homes[i % len(homes)] / (sample.split or ".")

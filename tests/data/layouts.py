@@ -115,9 +115,7 @@ def listed(root: Path) -> None:
     (root / "table.csv").write_text("\n".join(rows))
 
 
-def vectors(
-    count: int = 30, width: int = 4, classes: int = 3, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+def vectors(count=30, width=4, classes=3, seed=0):
     """Embeddings (n, d) float32 around one point per class, and their labels (n,) in turn."""
     draw = np.random.default_rng(seed)
     labels = np.arange(count) % classes

@@ -28,9 +28,7 @@ class LiteralTask(NamedTuple):
 
 
 @st.composite
-def streams(
-    draw: st.DrawFn, most_features: int = 8, least_samples: int = 1
-) -> list[LiteralTask]:
+def streams(draw, most_features=8, least_samples=1):
     """One to three tasks of one to three classes with ``least_samples`` to eight more samples."""
     features = draw(st.integers(1, most_features))
     sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
@@ -67,9 +65,7 @@ def targets(classes: list[int], y: Ints) -> Array:
     return np.stack([np.where(y == c, LIMIT, -LIMIT) for c in classes], axis=1)
 
 
-def dense_ridge(
-    z: Array, target: Array, ridge: float, omega: Array | None = None
-) -> tuple[float, Array]:
+def dense_ridge(z, target, ridge, omega=None):
     """GCV score, infinite for no candidate, and weights (d+1, C) of a ridge, by the hat matrix."""
     n = len(z)
     if omega is None:

@@ -90,9 +90,7 @@ def here(given: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_processes_and_a_killed_worker_end_in_one_model(
-    given: list[str], here: Path, tmp_path: Path
-):
+def test_processes_and_a_killed_worker_end_in_one_model(given, here, tmp_path):
     """A part by a command of its own, as a task of a SLURM array makes it, the others by Ray, which
     loses a worker, against one process.
     """
@@ -134,9 +132,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("lost", ["raylet/raylet", "gcs/gcs_server"])
-def test_two_nodes(
-    lost: str, given: list[str], here: Path, tmp_path: Path, cluster: None
-):
+def test_two_nodes(lost, given, here, tmp_path, cluster):
     """One of them killed, or the head: all parts, or one sentence within a minute; then the same
     command makes what is left.
     """
@@ -160,9 +156,7 @@ def test_two_nodes(
     assert same_bits(tmp_path, here)
 
 
-def test_as_many_at_once_as_workers_and_another_try(
-    tmp_path: Path, cluster: None, capfd: pytest.CaptureFixture[str]
-):
+def test_as_many_at_once_as_workers_and_another_try(tmp_path, cluster, capfd):
     """One worker on two nodes, of which each could run one."""
 
     def flaky(shard: Shard) -> str:
@@ -191,9 +185,7 @@ def test_as_many_at_once_as_workers_and_another_try(
     assert "the disk is busy" in said.err
 
 
-def test_nothing_at_the_address(
-    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_nothing_at_the_address(given, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     start = time.monotonic()
     ended = with_ray(tmp_path, given)

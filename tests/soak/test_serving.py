@@ -5,7 +5,6 @@ import random
 import re
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,9 +33,7 @@ FOR_EVER = 10**6
 
 
 @contextmanager
-def served(
-    bundle: Path, output: Path, seconds: float, *options: str
-) -> Iterator[tuple[str, Timer]]:
+def served(bundle, output, seconds, *options):
     """A service in a process of its own, and what kills it so many seconds after it is ready."""
     words = f"serve --model {bundle} --port 0 --keep_versions {KEPT}".split()
     output.touch()

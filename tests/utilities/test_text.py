@@ -72,9 +72,7 @@ class Terminal(io.StringIO):
 LONG = "accuracy " * 20 + "images/of/a/folder/whose/path/is/longer/than/the/screen"
 
 
-def test_text_wraps_at_a_terminal_but_commands_and_lines_of_logs_are_whole(
-    monkeypatch,
-):
+def test_text_wraps_at_a_terminal_but_commands_and_lines_of_logs_are_whole(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     screen = Terminal()
     module.print_text(LONG, screen)
