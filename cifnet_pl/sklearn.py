@@ -123,7 +123,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         learned = unique_labels(in_order)
         hashes = [content_hash(row.tobytes()) for row in X]
         samples = buffer_samples(*map(as_tensor, (X, positions, hashes)))
-        model.learn_embeddings(list(map(str, labels.tolist())), samples)
+        # Equal labels are one class, such as 0 and 0.0.
+        name_of = dict(zip(in_order, map(str, in_order), strict=True))
+        names = [name_of[label] for label in labels.tolist()]
+        model.learn_embeddings(names, samples)
         self.model_ = model
         self._labels = in_order
         self.classes_ = learned

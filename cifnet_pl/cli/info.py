@@ -98,7 +98,7 @@ def summary_lines(model: Classifier) -> list[str]:
     lines.append(f"Model {model.identity}")
     if model.remembers_removed:
         lines.append(REMOVED)
-    left_out = evaluate_left_out(model)
+    left_out = evaluate_left_out(model, model.calibration_samples())
     lines += rarely_predicted_notes(left_out.rarely_predicted, model)
     lines += model.accuracy_sentences()
     lines += _part_lines(model)

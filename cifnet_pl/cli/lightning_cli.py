@@ -141,7 +141,7 @@ class CIFNetCLI(LightningCLI):
         """Add the callbacks that measure and write a run."""
         config = ""
         if self.command == "fit":
-            runs.check_same_tasks(self.place, self.datamodule.given)
+            runs.check_same_tasks(self.place, self.config.data.as_dict())
             config = self._stored_config()
         options = self.config_init.trainer
         bar = options.enable_progress_bar

@@ -367,7 +367,7 @@ class CIFNetDataModule(LightningDataModule):
         If duplicates are left out, they leave the plan, and the embedding cache needs none of them.
 
         Raises:
-            DataError: all images of a class are in another one, too.
+            DataError: all images of a class are in another one, or those of a task repeat others.
         """
         if self.duplicates is None:
             return
@@ -386,6 +386,13 @@ class CIFNetDataModule(LightningDataModule):
         self.untested = masks["test"]
         for part, cache in caches.items():
             cache.left_out = masks[part]
+        for number in range(len(self.plan.tasks)):
+            counts = self.task(number).counts
+            if not counts or 0 in counts.values():
+                raise DataError(
+                    f"all images of task {number + 1}, or of a new class in it, are duplicates that"
+                    " are left out: keep them by --data.duplicates keep, or choose other tasks"
+                )
 
     # ------------------------------------------------------------------ stores of embeddings
 

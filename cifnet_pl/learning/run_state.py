@@ -44,19 +44,11 @@ class RunState(StoredRecord):
         """Return the measurements.
 
         Raises:
-            CheckpointError: they cannot be read, or are of another number of tasks.
+            CheckpointError: they cannot be read.
         """
         damaged = "the checkpoint is damaged, its measurements cannot be read"
         with explained(CheckpointError, damaged):
-            record = RunRecord.from_state_dict(self.record)
-        learned = len(self.task_sizes) - self.under_way
-        measured = len(record.rows)
-        if learned != measured:
-            raise CheckpointError(
-                f"{learned} tasks are learned, but the checkpoint holds measurements of {measured}:"
-                " go on from one that has both, such as last.ckpt of the run's folder"
-            )
-        return record
+            return RunRecord.from_state_dict(self.record)
 
     def check_images(self, images: Mapping[str, Any]) -> None:
         """Compare how images are prepared and held out; raise CheckpointError if they differ.

@@ -186,6 +186,13 @@ class TaskModule(LightningModule):
             self.learned_tasks.pop()
             self.abort_task()
             self._under_way = False
+        learned = self.tasks_finished
+        measured = len(self.record.rows)
+        if learned != measured:
+            raise CheckpointError(
+                f"{measured} of {learned} tasks learned are evaluated: go on from a checkpoint of"
+                " an evaluated task, such as last.ckpt of the run's folder"
+            )
         if self.data.kind.samples_return:
             self.check_returning()
         # A metric that fails, or gives something else than one number, does so now.
@@ -234,8 +241,14 @@ class TaskModule(LightningModule):
         self.begin_task()
 
     def on_train_epoch_end(self) -> None:
-        """Finish the task (add up, buffer, solve, calibrate), evaluate and record it."""
+        """Finish the task (add up, buffer, solve, calibrate), evaluate and record it.
+
+        A task inside which the Trainer stops, as by ``max_time``, stays open.
+        """
+        trainer = self.trainer
         self.complete_batches()
+        if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            return
         start = time.perf_counter()
         self._solving = True
         self.finish_task()
@@ -246,7 +259,6 @@ class TaskModule(LightningModule):
             "train_seconds": end - self._task_start,
             "solve_seconds": end - start,
         }
-        trainer = self.trainer
         # The task counts as one optimizer step: else ``global_step`` would stay 0, and Lightning's
         # ModelCheckpoint save nothing.
         steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress

@@ -12,7 +12,7 @@ group (:mod:`cifnet_pl.heads.probabilities`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -200,6 +200,22 @@ class Calibration(GrowingModule):
             self.exclude_selected(other.chosen)
         if (other.group_errors >= 0).all():
             self.group_errors.clamp_min_(0).add_(other.group_errors)
+        if len(other.y):
+            ours = (self.z.reshape(-1, other.z.shape[1]), self.y, self.key)
+            theirs = (other.z, other.y, other.key)
+            joined = map(torch.cat, zip(ours, theirs, strict=True))
+            self.replace_new_images(*joined)
+
+    def relabel(self, labels: Mapping[int, int]) -> None:
+        """Rename the classes, old label → new label."""
+        renamed = [labels[label] for label in self.y.tolist()]
+        self.y = self.y.new_tensor(renamed)
+
+    def subtract_errors(self, base: Calibration) -> None:
+        """Subtract what the images of an earlier version show of independence, if it is known."""
+        errors = self.group_errors - base.group_errors.clamp_min(0)
+        # Errors that are not known stay negative.
+        self.group_errors.copy_(errors.clamp(self.group_errors.clamp_max(0)))
 
     def find_groups(
         self,

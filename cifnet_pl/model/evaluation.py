@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from cifnet_pl.heads.probabilities import CalibrationSamples
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, find_repeats
 from cifnet_pl.model.metrics import (
@@ -327,14 +328,20 @@ def targets(model: Classifier, images: LabelledImages) -> Tensor:
     return torch.from_numpy(columns[images.files.labels]).to(model.device)
 
 
-def evaluate_left_out(model: Classifier) -> Evaluation:
+def evaluate_left_out(
+    model: Classifier,
+    samples: CalibrationSamples | None,
+) -> Evaluation:
     """Predict each calibration sample by the model without it and its group.
 
     No second model is needed for it. Nothing is evaluated without calibration samples, or where the
     head has no leave-one-out scores.
+
+    Args:
+        model: solved.
+        samples: of its buffer, or labelled images that it has not learned.
     """
     batches = []
-    samples = model.calibration_samples()
     head = model.head
     if samples is not None and (head.leaves_one_out or not samples.learned):
         scores, columns, _ = samples.known_scores()

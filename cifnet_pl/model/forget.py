@@ -16,7 +16,7 @@ from cifnet_pl.heads import Head
 from cifnet_pl.images.files import find_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
-from cifnet_pl.utilities.errors import DataError, UnsupportedError
+from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
 from cifnet_pl.utilities.names import class_name
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -234,6 +234,10 @@ def _samples(given: Any) -> SampleTable:
     """Return the samples of one or several places, or of arrays and images in memory."""
     if isinstance(given, str | Path):
         given = [given]
+    if isinstance(given, list | tuple) and not given:
+        raise UsageError(
+            "images is empty: give the images, or None to forget without them"
+        )
     if isinstance(given, list | tuple) and isinstance(given[0], str | Path):
         found = itertools.chain.from_iterable(map(find_images, given))
         given = list(dict.fromkeys(found))

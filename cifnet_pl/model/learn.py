@@ -184,7 +184,7 @@ def learn(
     columns = (z[taken], learned.files.labels, learned.files.hashes(every_row))
     model.learn_embeddings(names, buffer_samples(*map(torch.from_numpy, columns)))
     counts = np.bincount(learned.files.labels).tolist()
-    left_out = evaluate_left_out(model)
+    left_out = evaluate_left_out(model, model.stored_samples())
     positions = [model.class_names.index(name) for name in names]
     is_new = left_out.samples["target"].isin(positions)
     return Extension(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError, prefixed
-from cifnet_pl.utilities.text import now
+from cifnet_pl.utilities.text import now, number_of
 
 LearnedImages = Counter[tuple[str, int]]
 """How often each image was learned, by class name and content hash."""
@@ -40,7 +40,8 @@ def merge(
     Classes are matched by name; those that only a later model knows are appended. For heads whose
     statistics can be added, such as RidgeHead, the result equals one run over all images. Images
     that two models have learned are found by their content hashes: what two models have from a
-    common ``base`` is subtracted once, which is exact. Any other overlap is refused.
+    common ``base`` is subtracted once, which is exact. Any other overlap is refused, or warned of
+    where the classes have different names.
 
     Args:
         models: at least two, on the same device; they are not changed.
@@ -68,6 +69,15 @@ def merge(
             check_same_embeddings(merged, other)
             added = other.clone()
             common = count_learned_images(merged) & count_learned_images(other)
+            shared = set(merged.images.content.tolist())
+            shared &= set(other.images.content.tolist())
+            twice = len(shared - {content_hash for _, content_hash in common})
+            if twice:
+                images = number_of(twice, "image")
+                warnings.append(
+                    f"{name} and {names[0]} have {images} in classes of different names: they count"
+                    " twice; if a class was renamed, merge it under one name"
+                )
             if common:
                 if base is None:
                     raise UsageError(
@@ -117,6 +127,7 @@ def subtract_base(model: Classifier, base: Classifier, common: LearnedImages) ->
     base_labels = model.labels(base.class_names)
     labels = dict(zip(base.head.classes, base_labels, strict=True))
     shared = base.clone()
+    model.calibration.subtract_errors(base.calibration)
     shared.head.relabel(labels)
     model.head.subtract_(shared.head)
     before = model.images.duplicates - shared.images.duplicates
@@ -146,8 +157,8 @@ def absorb(model: Classifier, other: Classifier) -> None:
     duplicates = model.images.duplicates + other.images.duplicates
     model.take_over(other, label_of)
     model.class_names = list(label_of)
-    if model.buffer is not None:
-        model.calibration.absorb(other.calibration)
+    model.calibrated |= other.calibrated
+    model.calibration.absorb(other.calibration)
     model.images.add(other.images.image_labels, other.images.content)
     new_duplicates = model.images.duplicates - duplicates
     model.head.count_duplicates(new_duplicates)

@@ -205,6 +205,7 @@ class ModelLearner:
         labels = {label: label_of[name] for name, label in other.label_of.items()}
         other.head.relabel(labels)
         other.images.relabel(labels)
+        other.calibration.relabel(labels)
         self.head.merge_(other.head)
         if self.buffer is not None and other.buffer is not None:
             other.buffer.relabel(labels)
@@ -385,6 +386,11 @@ class ModelLearner:
         if len(calibration.y):
             new = calibration.z, calibration.y
             return CalibrationSamples(self.head, *new, learned=False)
+        return self.stored_samples()
+
+    def stored_samples(self) -> CalibrationSamples | None:
+        """Return the samples of the buffer; None if there are none."""
+        calibration = self.calibration
         buffer = self.buffer
         if buffer is None or not len(buffer.y):
             return None

@@ -139,7 +139,9 @@ def _common_predictions(both: pd.DataFrame) -> dict[str, pd.DataFrame]:
     for pair in both.to_dict("records"):
         correct = {}
         for side in ("a", "b"):
-            file = Path(pair[f"run_{side}"]) / "predictions.parquet"
+            # A run may have gone on without keeping its predictions.
+            name = f"task_{pair[f'task_{side}']:04.0f}.parquet"
+            file = Path(pair[f"run_{side}"], "predictions.parquet", name)
             if file.exists():
                 correct[side] = correct_predictions(file)
         if len(correct) == 2:
@@ -266,7 +268,7 @@ def correct_predictions(path: Path) -> pd.Series:
     """Return which test images a run predicted correctly after its last task.
 
     Args:
-        path: its ``predictions.parquet``.
+        path: its predictions of that task.
 
     Returns:
         (n,) bool, with the label and the name of each image as index.
@@ -276,11 +278,10 @@ def correct_predictions(path: Path) -> pd.Series:
         UsageError: pyarrow, which reads it, is not installed.
     """
     optional("pyarrow", "a comparison over test images", "tables")
-    columns = ["task", "label", "image", "top_1"]
+    columns = ["label", "image", "top_1"]
     with explained(DataError, f"{path} is damaged"):
         rows = pd.read_parquet(path, columns=columns)
-    last = rows[rows["task"] == rows["task"].max()]
-    last = last.drop_duplicates(["label", "image"])
+    last = rows.drop_duplicates(["label", "image"])
     correct = last["label"] == last["top_1"]
     return correct.set_axis(pd.MultiIndex.from_frame(last[["label", "image"]]))
 

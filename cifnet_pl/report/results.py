@@ -264,7 +264,7 @@ def table_of_runs(runs: Iterable[Run]) -> pd.DataFrame:
         row |= {"run": str(run.folder), "origin": "measured", "method": method_of(run)}
         row |= {"config": config, "configuration": repr(sorted(config.items()))}
         row["defaults"] = default_settings(run)
-        accuracies = [round(accuracy, ACCURACY_DIGITS) for accuracy in row["A_k"]]
+        accuracies = pd.Series(row["A_k"], dtype=float).round(ACCURACY_DIGITS).tolist()
         row["answers"] = f"{row['class_order']}: {accuracies}"
         rows.append(row)
     table = pd.DataFrame(rows).drop(columns="A_k")

@@ -161,7 +161,8 @@ def accuracy_of_classes(
     if len(model.class_names) <= 1:
         return None, None
     rows = [model.class_names.index(name) for name in names]
-    return _accuracy(evaluate_left_out(model), model.calibration_samples(), rows)
+    samples = model.stored_samples()
+    return _accuracy(evaluate_left_out(model, samples), samples, rows)
 
 
 def _accuracy(
@@ -187,7 +188,8 @@ def class_estimates(model: Classifier) -> list[ClassEstimate]:
     kind = model.calibration.estimate_kind
     if kind == "unknown" or len(estimates) <= 1:
         return estimates
-    left_out = evaluate_left_out(model)
+    samples = model.calibration_samples()
+    left_out = evaluate_left_out(model, samples)
     for pair in left_out.confused_pairs():
         others = estimate_of[pair.target].confused_with
         least = max(MIN_CONFUSIONS, CONFUSED_SHARE * pair.images)
@@ -195,7 +197,6 @@ def class_estimates(model: Classifier) -> list[ClassEstimate]:
             others.append(pair.predicted)
     if kind == "few":
         return estimates
-    samples = model.calibration_samples()
     for name in left_out.rarely_predicted:
         estimate_of[name].rarely_predicted = True
     for row, images in enumerate(left_out.class_counts[1]):

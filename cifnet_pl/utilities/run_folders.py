@@ -22,8 +22,8 @@ FAILURE = "failure.txt"
 DUPLICATES_FILE = "duplicates.csv"
 """All duplicates that a run found, in its folder."""
 
-TASK_OPTIONS = ("class_order", "initial_classes", "classes_per_task")
-"""Options of the data that divide the classes into tasks."""
+TASK_OPTIONS = ("class_order", "initial_classes", "classes_per_task", "stream")
+"""Options of the data that divide the samples into tasks."""
 
 
 @dataclass(frozen=True)

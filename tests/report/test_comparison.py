@@ -21,13 +21,18 @@ SEEDS = (1, 2, 3)
 
 def keep_predictions(run, right, order):
     """Write predictions of two tasks; in the last, those of the images ``right`` are correct."""
-    parts = []
+    folder = run / "predictions.parquet"
+    folder.mkdir()
     for task, hits in ((1, np.zeros(len(right), dtype=bool)), (2, right)):
         label = (order % 10).astype(str)
         first = np.where(hits[order], label, "x")
-        part = {"task": task, "image": order.astype(str), "label": label}
-        parts.append(pd.DataFrame(part | {"top_1": first}))
-    pd.concat(parts).to_parquet(run / "predictions.parquet")
+        part = {
+            "task": task,
+            "image": order.astype(str),
+            "label": label,
+            "top_1": first,
+        }
+        pd.DataFrame(part).to_parquet(folder / f"task_{task:04}.parquet")
 
 
 @pytest.fixture
@@ -113,7 +118,8 @@ def test_what_cannot_be_compared_is_said(names, said, tmp_path):
 
 def test_damaged_predictions_are_named(runs):
     folder, _ = runs
-    path = folder / "CIFNetHead1" / "version_0" / "predictions.parquet"
+    run = folder / "CIFNetHead1" / "version_0"
+    path = run / "predictions.parquet" / "task_0002.parquet"
     path.write_bytes(path.read_bytes()[:200])
     results = read_results([folder / "CIFNetHead1", folder / "RidgeHead1"])
     with pytest.raises(DataError, match="parquet is damaged"):

@@ -91,9 +91,12 @@ class TaskCheckpoint(Checkpoint):
         if trainer.strategy.broadcast(due):
             self._save(trainer, "last.ckpt")
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Save; Lightning calls this after the module's own hook, because this is a Checkpoint."""
-        if self.every_task:
+        is_finished = pl_module.tasks_finished > trainer.current_epoch
+        if not is_finished and not pl_module.can_resume_inside_task:
+            return
+        if self.every_task and is_finished:
             self._save(trainer, f"task_{trainer.current_epoch + 1}.ckpt")
         self._save(trainer, "last.ckpt")
 

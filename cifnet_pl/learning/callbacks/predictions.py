@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
+from torch.nn.functional import pad
 
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
@@ -103,7 +104,8 @@ class ActivationTable(Callback):
             pl_module.head(pl_module.evaluated_embeddings)
         ).cpu()
         by_task = torch.split(activations, pl_module.task_sizes, dim=1)
-        largest = [part.amax(dim=1) for part in by_task]
+        # A task may bring no class, and so no neuron: 0.
+        largest = [pad(part, (0, 1)).amax(dim=1) for part in by_task]
         ones = torch.ones_like(largest[0])
         rows = torch.stack([ones, *largest], dim=1)
         tasks = pl_module.task_of_label[batch.label.cpu()]

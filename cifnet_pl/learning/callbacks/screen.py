@@ -199,6 +199,12 @@ def closing_lines(module: TaskModule, folder: Path | None) -> list[str]:
     return lines
 
 
+def stopped_line(module: TaskModule) -> str:
+    """Return how a run that stopped before its last task goes on."""
+    done = module.tasks_finished
+    return f"stopped after task {done}: resume by the same command, --ckpt_path last"
+
+
 class RunTable(Callback):
     """Prints a line when a task ends, and at the end a table with a row per task and a summary.
 
@@ -255,12 +261,9 @@ class RunTable(Callback):
         exception: BaseException,
     ) -> None:
         """Print how to resume an interrupted run."""
-        done = pl_module.tasks_finished
         interrupted = isinstance(exception, KeyboardInterrupt | SystemExit)
         if trainer.state.fn == "fit" and trainer.is_global_zero and interrupted:
-            print_text(
-                f"stopped after task {done}: resume by the same command, --ckpt_path last"
-            )
+            print_text(stopped_line(pl_module))
 
     def on_fit_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Print the table, the summary, where the run is, and what comes next."""
@@ -281,3 +284,5 @@ class RunTable(Callback):
         self.console.print(table(header, rows, names=()))
         for line in summary_lines(pl_module) + closing_lines(pl_module, folder):
             print_text(line)
+        if not pl_module.is_complete:
+            print_text(stopped_line(pl_module))
