@@ -271,7 +271,8 @@ class Archive:
         for entry in self._zip.infolist():
             name = entry.filename.replace("\\", "/")
             if not name.endswith("/") and not is_hidden(name):
-                entries[name.lstrip("/")] = entry
+                plain = PurePosixPath(name.lstrip("/"))  # without "./"
+                entries[str(plain)] = entry
         top = _single_top_folder(entries)
         self.files: dict[str, zipfile.ZipInfo] = {}
         self.folders = {""}

@@ -43,6 +43,7 @@ class NewImages:
         # The files by their sizes and times.
         self._last_seen: dict[Path, tuple[int, ...]] = {}
         self._found: dict[Path, tuple[int, ...]] = {}
+        self._skipped: dict[Path, tuple[int, ...]] = {}
 
     def batches(
         self,
@@ -85,12 +86,15 @@ class NewImages:
             self._last_seen[path] = version
             if not is_written:
                 continue
-            self._found[path] = version
             try:
                 content = read_bytes(path)
             except (OSError, DataError) as error:
-                self._report(f"skipped {shown_path(path)}: {error}")
+                # The next look tries again, as the disk of another machine may be away for a while.
+                if self._skipped.get(path) != version:
+                    self._report(f"skipped {shown_path(path)}: {error}")
+                self._skipped[path] = version
                 continue
+            self._found[path] = version
             yield NewImage(path, content)
         if passed_over.count > self._passed_over:
             for note in passed_over.notes():

@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -150,6 +149,7 @@ class Inbox:
         self.answering = answering
         self.known: dict[str, Tensor] = {}
         self.changed = threading.Event()
+        self._embedding = threading.Lock()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
         self.changed.set()
@@ -200,14 +200,22 @@ class Inbox:
         for start in range(0, len(new), LARGEST_BATCH):
             if self._ended:
                 return
-            futures = {}
-            for name in new[start : start + LARGEST_BATCH]:
-                with suppress(OSError, RequestError):  # it is gone
-                    content = self.workspace.image(name).read_bytes()
-                    futures[name] = self.answering.submit(content)
-            for name, future in futures.items():
-                with suppress(UnreadableImage):
-                    self.known[name] = future.result().z.cpu().float()
+            # Another thread may want the same images.
+            with self._embedding:
+                self._embed_batch(new[start : start + LARGEST_BATCH])
+
+    def _embed_batch(self, names: Iterable[str]) -> None:
+        """Embed those of a few images that are not known by now."""
+        futures = {}
+        for name in names:
+            if name in self.known:
+                continue
+            with suppress(OSError, RequestError):  # it is gone
+                content = self.workspace.image(name).read_bytes()
+                futures[name] = self.answering.submit(content)
+        for name, future in futures.items():
+            with suppress(UnreadableImage):
+                self.known[name] = future.result().z.cpu().float()
 
     # ------------------------------------------------------------------ images that arrive
 
@@ -232,31 +240,50 @@ class Inbox:
         images = uploads(files, model.image_size, model.crop_ratio)
         learned = model.classes_of_hashes()
         waiting = set(self.workspace.waiting())
-        while part := list(islice(images, LARGEST_BATCH)):
-            received = list[Upload]()
-            for image in part:
+        part: list[Upload] = []
+        try:
+            for image in images:
                 sent = printable(image.path)
                 names = learned.get(content_hash(image.content))
                 if image.unreadable is not None:
                     left_out = LeftOut(file=sent, reason=image.unreadable)
                     result.unreadable.append(left_out)
-                elif names is None:
-                    received.append(image)
-                else:
+                elif names is not None:
                     known = KnownImage(image=image.file, file=sent, name=min(names))
                     folder = folder_of(image.path)
                     if folder in model.class_names and folder not in names:
                         known.folder = folder
                     result.known.append(known)
-            new = self.workspace.receive(received, waiting, again)
-            result.images += new
-            result.known += [
-                KnownImage(image=image.file, file=printable(image.path))
-                for image in received
-                if image.file not in new
-            ]
-        self.changed.set()
+                else:
+                    part.append(image)
+                if len(part) == LARGEST_BATCH:
+                    self._store(part, waiting, again, result)
+                    part = []
+        finally:
+            self._store(part, waiting, again, result)
         return result
+
+    def _store(
+        self,
+        images: Sequence[Upload],
+        waiting: set[str],
+        again: bool,
+        result: Received,
+    ) -> None:
+        """Store images that are not learned, and say which of them wait already.
+
+        Args:
+            images, waiting, again: as for :meth:`Workspace.receive`.
+            result: it is added to.
+        """
+        new = self.workspace.receive(images, waiting, again)
+        result.images += new
+        result.known += [
+            KnownImage(image=image.file, file=printable(image.path))
+            for image in images
+            if image.file not in new
+        ]
+        self.changed.set()
 
     def view(
         self,

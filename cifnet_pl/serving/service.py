@@ -308,6 +308,7 @@ class Service:
         result: UpdateResult,
     ) -> None:
         """Store a model that learned; the images that it learned go unless they are kept."""
+        deleted: set[str] = set()
         count = sum(result.learned.values())
         names = quoted(list(result.learned))
         message = f"learned {number_of(count, 'photo')} of {names}"
@@ -315,12 +316,9 @@ class Service:
         change = Change(action="extend", message=message, scores=scores)
         if self.options.keep_images:
             change.learned = classes
-        result.version = self._changed(model, change).version
-        if not self.options.keep_images:
-            kept = self.workspace.ever_learned()
-            learned = set().union(*classes.values())
-            self.workspace.remove(learned)
-            self.workspace.delete(learned - kept)
+        else:
+            deleted = deleted.union(*classes.values())
+        result.version = self._changed(model, change, deleted).version
 
     # ------------------------------------------------------------------ changes of classes
 
@@ -507,9 +505,18 @@ class Service:
         message = f"deleted {photos} and {versions} for good"
         return ChangeResult(version=self.workspace.current, message=message)
 
-    def _changed(self, model: Classifier, change: Change) -> ChangeResult:
-        """Store a changed model and serve it; return the answer."""
-        number = self.workspace.commit(model, change)
+    def _changed(
+        self,
+        model: Classifier,
+        change: Change,
+        deleted: Collection[str] = (),
+    ) -> ChangeResult:
+        """Store a changed model and serve it; return the answer.
+
+        Args:
+            model, change, deleted: as for :meth:`Workspace.commit`.
+        """
+        number = self.workspace.commit(model, change, deleted)
         return self._serve(model, number, change.message)
 
     def _serve(self, model: Classifier, number: int, message: str) -> ChangeResult:

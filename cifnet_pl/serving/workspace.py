@@ -347,7 +347,8 @@ class Workspace:
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return the rows of a query of the journal."""
-        with self._lock:
+        failed = f"cannot read the journal of {self.folder}"
+        with self._lock, explained(CifnetError, failed, sqlite3.OperationalError):
             return self._database.execute(query, values).fetchall()
 
     def _value(self, query: str) -> Any:
@@ -453,12 +454,18 @@ class Workspace:
         model = load_bundle(bundle, trust=self.trust, backbone=self._backbone)
         return model.to(self._backbone.device)
 
-    def commit(self, model: Classifier, change: Change) -> int:
+    def commit(
+        self,
+        model: Classifier,
+        change: Change,
+        deleted: Collection[str] = (),
+    ) -> int:
         """Store a changed model as a new version and serve it; return once both are on the disk.
 
         Args:
             model: the changed model.
             change: what was done.
+            deleted: files of images that are deleted with it.
 
         Raises:
             CifnetError: the disk is full or not writable; nothing was changed.
@@ -474,6 +481,7 @@ class Workspace:
             with self._transaction() as database:
                 database.execute(INSERT_VERSION, row)
                 self._serve(change.action, number)
+                self._forget_images(deleted)
         except BaseException:
             shutil.rmtree(bundle, ignore_errors=True)
             raise
@@ -482,9 +490,10 @@ class Workspace:
             parent = self.versions[number].parent
             old = self.stored_versions[: -self.keep_versions]
             self._drop([version for version in old if version != parent])
+            self._unlink(set(deleted) - self.ever_learned())
         except (CifnetError, OSError) as error:
-            # The change is stored: it must not be refused.
-            LOGGER.warning("old versions were not removed: %s", error)
+            # The change is stored: it must not be refused. The next start removes the rest.
+            LOGGER.warning("photos or old versions were not removed: %s", error)
         return number
 
     def go(
@@ -725,20 +734,22 @@ class Workspace:
         with self._lock, self._room():  # nothing is received meanwhile
             counts = self.purge_counts(every)
             self._drop(self.stored_versions)
-            self.delete(counts.files)
+            with self._transaction():
+                self._forget_images(counts.files)
+            self._unlink(counts.files)
         return counts
 
-    def delete(self, files: Collection[str]) -> None:
-        """Delete images for good; they wait no more."""
+    def _forget_images(self, files: Iterable[str]) -> None:
+        """Let images wait no more, and forget how they were sent."""
         rows = [(file,) for file in files]
-        with self._lock:  # nothing is received between the journal and the files
-            with self._transaction() as database:
-                database.executemany(
-                    "UPDATE inbox SET gone = 0, name = NULL WHERE file = ?", rows
-                )
-                database.executemany("DELETE FROM sent WHERE file = ?", rows)
-            for file in files:
-                (self.images_folder / file).unlink(missing_ok=True)
+        execute = self._database.executemany
+        execute("UPDATE inbox SET gone = 0, name = NULL WHERE file = ?", rows)
+        execute("DELETE FROM sent WHERE file = ?", rows)
+
+    def _unlink(self, files: Iterable[str]) -> None:
+        """Delete the files of images."""
+        for file in files:
+            (self.images_folder / file).unlink(missing_ok=True)
 
     def _remove_unused_images(self) -> None:
         """Remove images that neither wait nor were learned, nor can be put back, and uploads."""

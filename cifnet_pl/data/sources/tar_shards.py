@@ -29,6 +29,9 @@ IMAGES = (*(ending.removeprefix(".") for ending in sorted(EXTENSIONS)), "img")
 LABELS = ("cls", "txt", "json")
 """Endings of a sample's label: a number, a text, or {"label": …}."""
 
+DEFAULT_LABEL = "label"
+"""Entry of a .json member that holds the label, where the user names none."""
+
 Members = dict[str, tarfile.TarInfo]
 """Ending of a name → the member of one sample."""
 
@@ -57,12 +60,15 @@ def webdataset(options: SourceOptions) -> SampleTable:
         with explained(DataError, "cannot read the names of the classes"):
             text = expanded(str(path)).read_text("utf-8-sig")
         class_names = text.splitlines()
-    label = str(options.own.get("label", "label"))
+    label = str(options.own.get("label", DEFAULT_LABEL))
     shards = find_shards(options)
     samples = shards.read(
         partial(read_shard, label=label, numbered=class_names is not None)
     )
-    refuse_repeated(samples.names, where, "sample")
+    names = samples.table["name"]
+    if "split" in samples.table:
+        names = samples.table["split"].str.cat(names, sep="/")
+    refuse_repeated(names.tolist(), where, "sample")
     return replace(samples, class_names=class_names, where=where)
 
 
@@ -169,7 +175,10 @@ def _label(
         numbered: whether texts are numbers of classes whose names are elsewhere.
         where: the sample, for messages.
     """
-    ending = _ending(members, (name, *LABELS), "label (.cls, .txt or .json)", where)
+    endings: tuple[str, ...] = LABELS
+    if name != DEFAULT_LABEL:
+        endings = (name, "json")
+    ending = _ending(members, endings, "label (.cls, .txt or .json)", where)
     member = members[ending]
     file.seek(member.offset_data)
     with explained(
