@@ -106,6 +106,14 @@ def test_labels_of_any_kind(labels: list[Any]) -> None:
     assert set().union(*model.predict_set(X)) <= set(labels)
 
 
+def test_equal_labels_are_one_class():
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    y = (X[:, 0] > 0).astype(int)
+    model = IncrementalClassifier().fit(X, y).partial_fit(X, y.astype(float))
+    assert model.model_.class_names == ["0", "1"]
+    assert model.score(X, y) > 0.8
+
+
 def test_bad_input_gets_one_sentence(digits) -> None:
     X, y = digits
     model = IncrementalClassifier(NCMHead).fit(X, y)

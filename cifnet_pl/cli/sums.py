@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 UNUSED = {"tune", "stream", "max_tasks", "unknown"}
 """Options of ``--data`` that leave samples out, or are for scores alone: not known here."""
 
+PLANNED = ("source", "root", "options", "duplicates", "zip_encoding", "image_size")
+"""Options of ``--data`` that all sums of a folder must share."""
+
 
 def sums(
     output: str,
@@ -83,6 +86,7 @@ def sums(
         raise UsageError(
             "give either --shard 3/64 for one shard, or --shards 64 for all of them"
         )
+    check_count("threads", threads)
     folder = expanded(output)
     words = words_of(config, [f"--{name}={value}" for name, value in overrides])
     if shards is None:
@@ -232,13 +236,15 @@ def configured(words: tuple[str, ...]) -> Any:
     return config
 
 
-def set_of(data: Any) -> TrainingSet:
-    """Return the training set that options of data mean."""
+@cache
+def set_of(words: tuple[str, ...]) -> TrainingSet:
+    """Return the training set that options of ``fit`` mean."""
     from cifnet_pl.data.samples import SourceOptions
     from cifnet_pl.data.sources import OWN_IMAGES
     from cifnet_pl.images.files import read_names_as
     from cifnet_pl.model.partition import TrainingSet
 
+    data = configured(words).data
     root = None
     if data.root:
         root = read_names_as(data.zip_encoding, data.root)
@@ -255,25 +261,28 @@ def planned(folder: Path, words: tuple[str, ...]) -> SetPlan:
     """Return the plan of a folder's parts; the first process makes it, the others wait.
 
     Raises:
-        UsageError: the plan is of other data.
+        UsageError: the plan is of other data, or for another model.
         DataError: the data cannot be read.
     """
     from cifnet_pl.model.bundle import parse
     from cifnet_pl.model.partition import SetPlan
 
-    data = configured(words).data
+    config = configured(words)
     path = folder / "plan.json"
-    names = ("source", "root", "options", "duplicates", "zip_encoding")
-    wanted = {name: data[name] for name in names}
+    wanted = {name: config.data[name] for name in PLANNED}
+    wanted["model"] = config.model.as_dict()
+    for name in ("engine", "download"):  # which change no sums
+        wanted["model"]["init_args"].pop(name, None)
     with exclusive(path, wait=True):
         if not path.is_file():
-            plan, notes = set_of(data).plan(wanted)
+            plan, notes = set_of(words).plan(wanted)
             print_text("\n".join(notes))
             write_text(path, plan.model_dump_json())
     plan = parse(SetPlan, json.loads(path.read_bytes()), str(path))
-    if plan.data != wanted:
+    if plan.data != json.loads(json.dumps(wanted)):
         raise UsageError(
-            f"{folder} has sums of other data ({plan.data['root']}): choose another --output"
+            f"{folder} has sums of other data ({plan.data['root']}), or for another model: choose"
+            " another --output"
         )
     return plan
 
@@ -299,7 +308,7 @@ def learner_of(words: tuple[str, ...]) -> ShardLearner:
         model.image_size = data.image_size
         model.crop_ratio = 1.0
     return ShardLearner(
-        set_of(data),
+        set_of(words),
         model.to(device),
         data.batch_size or usual_batch_size(device.type, model.image_size),
         data.num_workers or 0,

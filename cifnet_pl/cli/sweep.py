@@ -318,6 +318,11 @@ def read_points(
         _drop_seed(base)
     points = []
     for part in sweep.parts:
+        names = ["part", "seed", *part.axes, *sweep.axes]
+        if len(set(names)) < len(names):
+            raise UsageError(
+                f"{path}: an axis is called part or seed, or two have one name: rename it"
+            )
         shared = Option(label=part.label, **(sweep.fixed | part.fixed))
         axes = {
             "part": [shared],

@@ -47,6 +47,9 @@ COLUMNS = (
 Row = dict[str, str]
 """The cells of a row of the table, by the names of the columns."""
 
+LARGEST_CELL = 2**31 - 1
+"""Characters of a cell at most: a prediction set may name thousands of classes."""
+
 IMAGES_PER_WRITE = 16
 """Images whose rows are written together; a killed process loses at most so many predictions."""
 
@@ -213,6 +216,7 @@ def rows_of(table: IO[bytes]) -> list[Row]:
     content = table.read()
     whole = content[: content.rfind(b"\n") + 1]
     text = whole.decode("utf-8", "surrogateescape")
+    csv.field_size_limit(LARGEST_CELL)
     rows = csv.DictReader(io.StringIO(text, newline=""), restval="")
     is_new = not content
     if not is_new and tuple(rows.fieldnames or ()) != COLUMNS:

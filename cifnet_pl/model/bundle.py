@@ -269,7 +269,7 @@ def write_bundle(
     content = safetensors.torch.save(dict(tensors))
     digest = hashlib.sha256(content).hexdigest()
     tensors_file = folder / _tensors_name(digest)
-    if tensors_file.is_file() and not overwrite:
+    if is_bundle(folder) and tensors_file.is_file() and not overwrite:
         stored, _ = _read_config(folder)
         if stored["class_names"] == description["class_names"]:
             raise AlreadyThere(f"{folder} is already there: it holds this model")

@@ -87,7 +87,7 @@ class UnitRecord(StoredRecord):
     Attributes:
         name: path of a tar file, number of a block; empty for a listing.
         samples: number of its training samples.
-        digest: of their labels.
+        digest: of them (:func:`digest`).
     """
 
     name: str
@@ -170,16 +170,6 @@ class TrainingSet:
             return webdataset(replace(self.options, root=Path(unit)))
         return replace(self.whole.train, class_names=self.whole.class_names)
 
-    def labels(self, unit: str) -> pd.Series:
-        """Return the labels of a unit's training samples; of embeddings nothing else is read."""
-        if self.source != "embeddings":
-            return self.read(unit).table["label"]
-        block = self._blocks[int(unit)]
-        columns = {**self.options.own, "ids": None}
-        columns.pop("embeddings", None)
-        table = block.table(block.rows.stop - block.rows.start, **columns)
-        return table["label"].iloc[training_rows(table)]
-
     def plan(self, data: dict[str, Any]) -> tuple[SetPlan, list[str]]:
         """Plan the parts of the set: find its classes, units and duplicates.
 
@@ -204,25 +194,21 @@ class TrainingSet:
         counted = []
         first = 0
         for name in names:
-            labels = self.labels(name)
+            samples = self.read(name)
+            labels = samples.table["label"]
             positions = first + np.arange(len(labels))
             first += len(labels)
             learned = labels[~np.isin(positions, left_out)]
             counted.append(learned.value_counts(dropna=False))
-            unit = UnitRecord(name=name, samples=len(labels), digest=digest(labels))
+            unit = UnitRecord(name=name, samples=len(labels), digest=digest(samples))
             units.append(unit)
-        samples = self.read(names[0])
         counts = pd.concat(counted).rename_axis("label").reset_index()
         class_names, classes = labelled(
             replace(samples, table=counts, hash_of=np.zeros(0))
         )
-        # Sets of the same labels differ in their contents: two tell them apart.
-        rows = np.arange(len(samples))
-        ends = samples.hashes(np.append(rows[:1], rows[-1:]))
-        content = [unit.digest for unit in units] + ends.tolist()
         plan = SetPlan(
             data=data,
-            set_hash=fingerprint(repr(content), {}),
+            set_hash=fingerprint(repr([unit.digest for unit in units]), {}),
             class_names=class_names,
             counts=classes.table.groupby("label")["count"].sum().tolist(),
             units=units,
@@ -254,7 +240,7 @@ class TrainingSet:
             positions = np.arange(max(shard.start, first), min(shard.stop, end))
             if len(positions):
                 samples = self.read(unit.name)
-                if digest(samples.table["label"]) != unit.digest:
+                if digest(samples) != unit.digest:
                     raise DataError(
                         f"{samples.where} has changed since it was planned: choose another --output"
                     )
@@ -280,6 +266,8 @@ def training_rows(table: pd.DataFrame) -> np.ndarray:
     return np.flatnonzero(table["split"] == "train")
 
 
-def digest(labels: pd.Series) -> str:
-    """Return the hash of a unit's labels; another number of samples has another one."""
-    return fingerprint(repr(labels.tolist()), {})
+def digest(samples: SampleTable) -> str:
+    """Return the hash of a unit's labels, and of the contents of its first and last samples."""
+    rows = np.arange(len(samples))
+    ends = samples.hashes(np.append(rows[:1], rows[-1:]))
+    return fingerprint(repr([*samples.table["label"].tolist(), *ends.tolist()]), {})

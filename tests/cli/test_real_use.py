@@ -70,10 +70,13 @@ def test_a_new_run_takes_the_next_free_version_and_locks_that_only(tmp_path):
         assert folder.name == "version_4"
 
 
-def test_a_run_goes_on_with_the_same_tasks_only(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "other", [("--data.class_order", "7"), ("--data.stream", "Returning")]
+)
+def test_a_run_goes_on_with_the_same_tasks_only(other, tmp_path, capsys):
     folder = learned(tmp_path, *ONE_TASK)
     before = (folder / "config.yaml").read_text()
-    code = fit(tmp_path, "--ckpt_path", "last", "--data.class_order", "7")
+    code = fit(tmp_path, "--ckpt_path", "last", *other)
     assert_ends(code, 2, "which is another experiment", capsys)
     assert (folder / "config.yaml").read_text() == before
 

@@ -15,7 +15,7 @@ from safetensors.torch import save
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.cli.sums import configured, learner_of, make, words_of
+from cifnet_pl.cli.sums import configured, learner_of, make, set_of, words_of
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.heads import HEADS as REGISTERED
 from cifnet_pl.model.classifier import Classifier
@@ -314,12 +314,17 @@ def test_a_folder_is_for_one_set(vectors: Path, tmp_path: Path):
     file = tmp_path / "vectors.npz"
     shutil.copy(vectors, file)
     make(tmp_path, options(file), 1, Shard(1, 2))
-    stored = dict(np.load(vectors))
-    stored["labels"] = stored["labels"][::-1]
-    np.savez(file, **stored)
-    learner_of.cache_clear()
-    with pytest.raises(DataError, match="has changed since it was planned"):
-        make(tmp_path, options(file), 1, Shard(2, 2))
+    for column in ("labels", "embeddings"):
+        stored = dict(np.load(vectors))
+        stored[column] = stored[column][::-1]
+        np.savez(file, **stored)
+        learner_of.cache_clear()
+        set_of.cache_clear()
+        with pytest.raises(DataError, match="has changed since it was planned"):
+            make(tmp_path, options(file), 1, Shard(2, 2))
+    for other in ("--model.head=SLDAHead", "--model.head.ridge=7"):
+        with pytest.raises(UsageError, match="or for another model"):
+            make(tmp_path, (*options(file), other), 1, Shard(1, 2))
     with pytest.raises(UsageError, match="sums of other data"):
         make(tmp_path, options(vectors), 1, Shard(2, 2))
 

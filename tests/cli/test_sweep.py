@@ -155,6 +155,7 @@ def test_overrides_win(tmp_path: Path, capsys) -> None:
         ({"seeds": [1.5]}, "seeds.0 is '1.5': .* integer"),
         ({"fixed": {"data.source.name": 1}}, "source.name cannot be set"),
         ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "none_.* does not exist"),
+        ({"axes": {"seed": [{"seed_everything": 1}]}}, "axis is called part or seed"),
     ],
 )
 def test_bad_files_are_named(tmp_path, sweep: dict[str, object], part: str) -> None:

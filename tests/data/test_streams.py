@@ -36,7 +36,7 @@ def source(sizes: list[int] | None = None, groups: int = 0) -> Source:
             part["task"] = part["domain"]
         parts.append(part)
     table = pd.concat(parts, ignore_index=True)
-    vectors = np.zeros((len(table), 1), dtype=np.float32)
+    vectors = table[["label"]].to_numpy(np.float32)
     samples = SampleTable(table, embeddings=vectors, class_names=CLASSES)
     return built(samples)
 
@@ -137,6 +137,13 @@ def test_domains_bring_all_classes_and_are_tested_one_by_one() -> None:
     tested = [np.concatenate(module.test_rows(CLASSES, k)) for k in (1, 2, 3)]
     assert [len(part) for part in tested] == [13, 27, 40]
     assert set(module.evaluated.codes[tested[0]].tolist()) == {0}
+
+
+def test_a_domain_that_repeats_others_is_refused_before_anything_is_learned() -> None:
+    data = source(groups=3)  # in which all samples of a class are the same
+    module = CIFNetDataModule(data, stream=Domains(), duplicates="leave_out")
+    with pytest.raises(DataError, match="all images of task 2"):
+        next(iter(module))
 
 
 def test_impossible_streams():

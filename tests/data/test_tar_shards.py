@@ -1,5 +1,6 @@
 """Tar shards: each sample once, and one sentence for what is wrong with them."""
 
+import json
 import os
 import tarfile
 from pathlib import Path
@@ -109,6 +110,9 @@ def test_the_same_sample_twice(tmp_path: Path):
     write(tmp_path / "y" / "a.tar", good())
     with pytest.raises(DataError, match=r"sample 'a\.tar/s\d' stands there twice"):
         build(tmp_path)
+    (tmp_path / "x").rename(tmp_path / "train")
+    (tmp_path / "y").rename(tmp_path / "val")
+    assert len(build(tmp_path).test) == 6  # the same keys in two splits
 
 
 def test_members_of_a_sample_may_lie_apart(tmp_path: Path):
@@ -134,3 +138,14 @@ def test_a_text_is_the_name_of_a_class_even_if_it_is_a_number(tmp_path: Path):
         assert source.class_names == names
         counts = np.bincount(source.train.labels) + np.bincount(source.test.labels)
         assert counts.tolist() == ([4, 4, 4] if ending == "txt" else [8, 4])
+
+
+def test_a_label_that_the_user_names_comes_before_other_members(tmp_path: Path):
+    """A text beside it is a caption."""
+    samples = []
+    for i in range(6):
+        about = json.dumps({"kind": f"class {i % 2}"}).encode()
+        members = {"png": png(i), "txt": b"a caption %d" % i, "json": about}
+        samples.append((f"s{i}", members))
+    source = build(write(tmp_path / "a.tar", samples), label="kind")
+    assert source.class_names == ["class 0", "class 1"]

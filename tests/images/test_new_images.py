@@ -1,9 +1,12 @@
 """Watch a folder: each image once, as soon as it is written, beside entries that are none."""
 
+import errno
 import os
+from unittest.mock import Mock
 
 import pytest
 
+from cifnet_pl.images import new_images
 from cifnet_pl.images.new_images import NewImages
 
 
@@ -49,3 +52,17 @@ def test_an_image_that_could_not_be_stored_is_found_again(tmp_path) -> None:
     images.find_again(image)
     assert next(batches) == []
     assert next(batches) == [image]
+
+
+def test_an_image_that_cannot_be_read_is_tried_again_and_told_once(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "1.png").write_bytes(b"1")
+    told: list[str] = []
+    batches = NewImages(tmp_path, told.append).batches(2, pause=0, settled=False)
+    away = OSError(errno.EIO, "Input/output error")
+    with monkeypatch.context() as patched:
+        patched.setattr(new_images, "read_bytes", Mock(side_effect=away))
+        assert names(batches, 2) == [[], []]
+    assert names(batches, 2) == [["1.png"], []]
+    assert len(told) == 1

@@ -482,3 +482,35 @@ def test_requirements() -> None:
         calibrated("ncm").classify([], unknown=0.05)
     with pytest.raises(UnsupportedError, match="NCMHead cannot leave samples out"):
         calibrated("ncm").classify([], coverage=0.95)
+
+
+def test_what_is_merged_keeps_its_images_for_recalibration() -> None:
+    """Whichever model comes first; the one without them need not be calibrated."""
+    z, y, key = shifted_images()
+    one = learned().recalibrated(z, y, key)
+    other = Classifier(one.backbone, RidgeHead(z.shape[1]), CalibrationBuffer())
+    new = images(4)[0][:40]
+    learn_embeddings(other, ["new"], new, torch.zeros(40).long(), 90_000 + y[:40])
+    for pair in ([one, other], [other, one]):
+        merged = merge(pair).model
+        assert merged.calibrated
+        estimate = merged.calibration
+        assert estimate.estimate_kind == "measured"
+        assert torch.equal(estimate.key, key)
+        names = [merged.class_names[label] for label in estimate.y.tolist()]
+        assert names == [NAMES[label] for label in y.tolist()]
+
+
+def test_what_a_common_base_shows_of_independence_counts_once() -> None:
+    base = learned()
+    shown = base.calibration.group_errors
+    grown = []
+    for site in (5, 6):
+        model = base.clone()
+        new = images(site)[0][:40]
+        keys = 50_000 * site + torch.arange(40)
+        learn_embeddings(model, [f"site {site}"], new, torch.full((40,), CLASSES), keys)
+        grown.append(model)
+    merged = merge(grown, base=base).model.calibration.group_errors
+    expected = sum(model.calibration.group_errors for model in grown) - shown
+    assert merged[2] == expected[2] == len(base.images.content) + 80

@@ -9,7 +9,7 @@ from cifnet_pl.buffer import buffer_samples
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import _subtract_images
-from cifnet_pl.utilities.errors import DataError, UnsupportedError
+from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
 from tests.cli.test_extend import queries
 from tests.command_line import make_images
 from tests.data.layouts import vectors
@@ -29,6 +29,11 @@ def test_removal_leaves_the_others_alone(head: str):
     if model.buffer is not None:
         assert set(model.buffer.y.tolist()) <= set(model.head.classes)
         assert len(model.buffer.y) == 10  # two of each class
+
+
+def test_no_image_at_all_is_said():
+    with pytest.raises(UsageError, match="images is empty"):
+        forget(learned("ridge"), "ant", [])
 
 
 def test_a_head_that_keeps_no_sums_refuses_images(tmp_path):

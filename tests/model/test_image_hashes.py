@@ -123,3 +123,15 @@ def test_duplicates_within_what_is_merged_count_once(model, tmp_path):
     second = extend(old, elk).model
     assert [distinct(m) for m in (old, first, second)] == [21, 26, 21 + 5]
     assert distinct(merge([first, second], base=old).model) == 21 + 5 + 4
+
+
+def test_a_class_that_one_site_renamed_counts_twice_and_is_told(model, tmp_path):
+    first = extend(model, extra(tmp_path / "x", "dog", 5)).model
+    first.rename("ant", "Ameise")
+    second = extend(model, extra(tmp_path / "y", "elk", 4)).model
+    with pytest.raises(UsageError, match="12 images were learned by both"):
+        merge([first, second])
+    second.rename("bee", "Biene")
+    second.rename("cat", "Katze")
+    (warning,) = merge([first, second]).warnings
+    assert "18 images in classes of different names" in warning

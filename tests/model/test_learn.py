@@ -137,3 +137,17 @@ def test_images_in_memory_as_in_files(tmp_path: Path):
         list(old.classify([arrays[0] / 255]))
     broken = extend(old, ([*pillow, b"none"], [*names, "gnu"]))
     assert [image.file for image in broken.unreadable] == [Path("an image in memory")]
+
+
+def test_images_for_recalibration_score_no_new_class():
+    """Neither are they new images of a known class."""
+    head = RidgeHead(40, decision="auto")
+    buffer = CalibrationBuffer(2000)
+    none = Classifier(build_backbone("none:40"), head, buffer, calibrated=True)
+    old = extend(none, classes_of(range(5), 30, 1)).model
+    z, labels = map(torch.from_numpy, classes_of(range(5), 20, 2))
+    measured = old.recalibrated(z, labels, torch.arange(100))
+    for names in (range(5, 8), range(2)):
+        new = classes_of(names, 30, 3)
+        scores = [extend(m, new, more=True).score for m in (old, measured)]
+        assert scores[0].images == scores[1].images > 0

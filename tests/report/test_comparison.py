@@ -180,3 +180,13 @@ def test_a_number_without_a_unit_has_three_digits(tmp_path):
     (table,) = compare_methods(results_of(tmp_path, *runs), ["Exact ridge", "NCM"])
     row = table.texts.set_index("quantity").loc["macro f1, over seeds"]
     assert row.iloc[:3].tolist() == ["0.915", "0.911", "0.00400"]
+
+
+def test_predictions_of_an_earlier_task_are_not_final_ones(runs):
+    """A run that went on without keeping its predictions."""
+    folder, _ = runs
+    run = folder / "CIFNetHead1" / "version_0"
+    (run / "predictions.parquet" / "task_0002.parquet").unlink()
+    results = read_results([folder / "CIFNetHead1", folder / "RidgeHead1"])
+    (table,) = compare_methods(results, ["CIFNet", "Exact ridge"])
+    assert "No test images are compared" in table.notes[-1]

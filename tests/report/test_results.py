@@ -1,6 +1,7 @@
 """Which runs are one configuration, and what it and its settings are called."""
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -227,3 +228,16 @@ def test_runs_of_other_data_are_said(tmp_path):
     sentence = warnings(results_of(tmp_path, *runs))[0]
     assert "Runs of CIFAR-100, 10 cls/task had different data" in sentence
     assert str(tmp_path / "e02") in sentence
+
+
+def test_a_task_without_test_images_has_no_accuracy(tmp_path):
+    folder = write_run(tmp_path / "version_0", tasks=2)
+    for name, known in (
+        ("summary.json", r'("A_k": \[\s*)90\.0'),
+        ("tasks.csv", "(1,10,)90.0"),
+    ):
+        text = (folder / name).read_text()
+        empty = "null" if name == "summary.json" else ""
+        (folder / name).write_text(re.sub(known, rf"\g<1>{empty}", text))
+    accuracies = read_results([folder]).table["A_k"]
+    assert accuracies.isna().tolist() == [True, False]

@@ -6,13 +6,17 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from cifnet_pl import CIFNetModule
 from cifnet_pl.iterative import FinetuneModule
 from cifnet_pl.learning.callbacks import checkpoint
 from cifnet_pl.learning.callbacks.checkpoint import TaskCheckpoint
+from cifnet_pl.utilities.errors import CheckpointError
 from tests.iterative.suite import data, install, learner, save_at
 from tests.lightning_runs import digits, fitted, module, trainer
+from tests.models import tensors_equal
 
 
 def test_minutes_lie_between_checkpoints(tmp_path, monkeypatch):
@@ -70,3 +74,38 @@ def test_what_limits_a_run_is_measured(name, part, tmp_path, monkeypatch, watch)
     rest = row.train_seconds - row.solve_seconds - row.waiting_seconds
     spent = {"solving": row.solve_seconds, "backbone": rest}
     assert spent[part] > 0.6 * row.train_seconds
+
+
+class StopInside(Callback):
+    """Stops the Trainer inside the second task, as ``max_time`` does."""
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        trainer.should_stop = trainer.current_epoch == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_that_the_trainer_stops_in_is_not_learned(kind, tmp_path, monkeypatch):
+    """The run goes on from its checkpoint, and ends as one that nobody stopped."""
+    install(monkeypatch.setitem)
+    stopped, fed = KINDS[kind]()
+    board = TensorBoardLogger(tmp_path, name="", version="")
+    callbacks = [StopInside(), TaskCheckpoint(every_task=True)]
+    trainer(tmp_path, *callbacks, logger=board).fit(stopped, datamodule=fed)
+    assert stopped.tasks_finished == len(stopped.record.rows) == 1
+    folder = tmp_path / "checkpoints"
+    assert not (folder / "task_2.ckpt").exists()
+    whole, fed = KINDS[kind]()
+    trainer(tmp_path).fit(whole, datamodule=fed)
+    resumed, fed = KINDS[kind]()
+    path = folder / "last.ckpt"
+    trainer(tmp_path, TaskCheckpoint()).fit(resumed, datamodule=fed, ckpt_path=path)
+    assert tensors_equal(resumed.state_dict(), whole.state_dict())
+    assert resumed.record.matrix == whole.record.matrix
+
+
+def test_a_task_that_was_never_evaluated_is_said(tmp_path):
+    """As where an unreadable test image ended the run in a notebook."""
+    learner = fitted(tmp_path, digits(max_tasks=1))
+    learner.record.rows.clear()
+    with pytest.raises(CheckpointError, match="0 of 1 tasks learned are evaluated"):
+        trainer(tmp_path).fit(learner, datamodule=digits(max_tasks=2))

@@ -10,6 +10,8 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
+from cifnet_pl.data.streams import TaskFree
+from cifnet_pl.heads import RidgeHead
 from cifnet_pl.learning.callbacks import ActivationTable, TaskMetrics
 from tests.command_line import fit, learned
 from tests.lightning_runs import digits, module, trainer
@@ -101,3 +103,13 @@ def test_the_table_is_what_the_stored_head_gives(tmp_path):
     table = pd.read_csv(tmp_path / "activations.csv", index_col="image_task")
     assert list(table) == [f"neurons_{task}" for task in table.index]
     np.testing.assert_allclose(table.to_numpy(), expected, rtol=1e-5)
+
+
+def test_a_task_that_brings_no_class_has_no_neurons(tmp_path):
+    callbacks = [TaskMetrics(), ActivationTable()]
+    run = trainer(tmp_path, *callbacks, logger=CSVLogger(tmp_path, "", ""))
+    stream = TaskFree(100)
+    run.fit(module(head=RidgeHead), datamodule=digits(max_tasks=2, stream=stream))
+    table = pd.read_csv(tmp_path / "activations.csv", index_col="image_task")
+    assert table.loc[1, "neurons_1"] > 0
+    assert table.loc[1, "neurons_2"] == 0
