@@ -1,6 +1,7 @@
 """Images that wait: who keeps them, in which order they come, what takes them away and back."""
 
 import sqlite3
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from hashlib import sha256
@@ -325,3 +326,26 @@ def test_a_learned_image_in_the_folder_of_another_class_is_told(http):
     teach(http, images("blue", 3), "green")
     (one,) = sent(http, [("files", ("red/0.png", image("blue", 100)))])["known"]
     assert (one["name"], one["folder"]) == ("green", "red")
+
+
+def test_images_before_one_that_is_refused_wait(http):
+    files = [*images("blue", 3), ("files", ("a.zip", b"no zip file"))]
+    assert http.post("/inbox", files=files).status_code == 422
+    assert http.get("/inbox").json()["waiting"] == 3
+
+
+def test_no_image_is_embedded_twice_at_once(http, monkeypatch):
+    """By the thread in the background, and by a lesson."""
+    service = http.app.app.state.service
+    submit = service.answering.submit
+    embedded = []
+
+    def slow(content):
+        embedded.append(content)
+        time.sleep(0.05)
+        return submit(content)
+
+    monkeypatch.setattr(service.answering, "submit", slow)
+    names = sent(http, images("blue", 20))["images"]
+    assert service.inbox.embeddings(names)[0] == names
+    assert len(embedded) == len(set(embedded)) == 20

@@ -1,6 +1,9 @@
 """Versions: every change is stored before it counts; undo, redo, a full disk, other models."""
 
 import errno
+import sqlite3
+from contextlib import closing
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -181,3 +184,30 @@ def test_a_change_counts_where_old_versions_cannot_go(tmp_path, monkeypatch, cap
     monkeypatch.undo()
     renamed(workspace, "c")
     assert workspace.stored_versions == [3, 4]
+
+
+def test_images_that_are_not_kept_go_with_their_change(tmp_path, monkeypatch, caplog):
+    """Where their files cannot be deleted, the change counts, and the next start deletes them."""
+    workspace = Workspace(tmp_path / "w", model())
+    photo = Upload("a.png", b"photo", f"{'0' * 64}.png")
+    workspace.receive([photo], set(), again=True)
+    change = Change(action="extend", message="learned")
+    with monkeypatch.context() as patched:
+        broken = OSError(errno.EIO, "Input/output error")
+        patched.setattr(workspace, "_unlink", Mock(side_effect=broken))
+        assert workspace.commit(model(), change, [photo.file]) == 2
+    assert "photos or old versions were not removed" in caplog.text
+    assert workspace.waiting() == {}
+    assert tree(tmp_path / "w" / "images") == {photo.file}
+    workspace.close()
+    Workspace(tmp_path / "w", model()).close()
+    assert tree(tmp_path / "w" / "images") == set()
+
+
+def test_a_journal_that_another_program_holds_is_said(tmp_path):
+    workspace = Workspace(tmp_path / "w", model())
+    workspace._database.execute("PRAGMA busy_timeout = 1")
+    with closing(sqlite3.connect(tmp_path / "w" / module.JOURNAL)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(CifnetError, match="cannot read the journal"):
+            workspace.waiting()
