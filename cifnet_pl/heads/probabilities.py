@@ -344,7 +344,8 @@ class ReferenceScores:
         self.scores = scores[known][order]
         weights = weights[known][order]
         self._cumulative = weights.cumsum(dim=0)
-        self._own = weights.mean()  # of a new image itself
+        # Of a new image itself.
+        self._own = weights.mean() if len(weights) else torch.ones(()).to(weights)
         self._total = weights.sum()
 
     def p_values(self, scores: Tensor) -> Tensor:

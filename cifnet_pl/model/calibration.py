@@ -200,9 +200,10 @@ class Calibration(GrowingModule):
             self.exclude_selected(other.chosen)
         if (other.group_errors >= 0).all():
             self.group_errors.clamp_min_(0).add_(other.group_errors)
-        if len(other.y):
+        new = ~torch.isin(other.key, self.key)
+        if new.any():
             ours = (self.z.reshape(-1, other.z.shape[1]), self.y, self.key)
-            theirs = (other.z, other.y, other.key)
+            theirs = (other.z[new], other.y[new], other.key[new])
             joined = map(torch.cat, zip(ours, theirs, strict=True))
             self.replace_new_images(*joined)
 
@@ -346,14 +347,20 @@ class Calibration(GrowingModule):
                 # The interval that as few groups as there may be would show: where hardly any
                 # sample is predicted wrongly, errors do not tell whether images come in groups.
                 clusters = Clusters(samples.z, samples.columns).groups()
-                groups = len(torch.unique(clusters))
+                groups = effective_groups(clusters, samples.columns)
                 expected = forecast(loo.accuracy / 100, groups)
                 new_groups = Estimate(loo.accuracy, expected)
             self.record(kind, loo, new_groups)
         elif loo is None or new_groups is None or 2 * known_classes < stored_classes:
             self.record("one_group", loo, None)
         else:
-            self.record(kind, loo, widened(new_groups, loo))
+            lacking = 100 * (1 - stored_classes / len(samples.head.classes))
+            self.record(kind, loo, widened(new_groups, loo, lacking))
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there are enough labelled images that are not learned to calibrate by them."""
+        return len(self.y) >= MIN_NEW_IMAGES
 
     def replace_new_images(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Replace the labelled images that are not learned.
@@ -376,7 +383,7 @@ class Calibration(GrowingModule):
         """
         new = torch.isin(self.y, head.labels) & ~torch.isin(self.key, learned)
         self.replace_new_images(self.z[new], self.y[new], self.key[new])
-        if len(self.y):
+        if self.is_measured:
             new_images = CalibrationSamples(head, self.z, self.y, learned=False)
             loo, _ = self.estimates
             self.record("measured", loo, estimated(new_images))
@@ -414,12 +421,33 @@ def estimated(samples: CalibrationSamples) -> Estimate | None:
         return None
     correct = (scores.argmax(dim=1) == columns).double()
     share = float(correct.mean())
+    groups = len(torch.unique(samples.groups[known]))
     if samples.learned:
+        groups = effective_groups(samples.groups[known], columns)
         count = columns.bincount()
         class_accuracy = columns.bincount(correct)[count > 0] / count[count > 0]
         share = float(class_accuracy.mean())
-    groups = len(torch.unique(samples.groups[known]))
     return Estimate(100 * share, forecast(share, groups))
+
+
+def effective_groups(groups: Tensor, columns: Tensor) -> int:
+    """Return from how many groups, as many of each class, a mean over classes is as certain.
+
+    It is C² / Σ 1/n_c for n_c groups of each of C classes: a class of few groups decides as much of
+    the mean as one of many.
+
+    Args:
+        groups: (n,) int64 group of each sample.
+        columns: (n,) int64 class of each sample.
+
+    Example:
+        >>> effective_groups(torch.arange(12), torch.tensor([0] * 2 + [1] * 10))
+        7
+    """
+    in_classes = torch.unique(torch.stack([columns, groups]), dim=1)
+    counts = in_classes[0].bincount()
+    spread = counts[counts > 0].double().reciprocal()
+    return round(len(spread) ** 2 / float(spread.sum()))
 
 
 def forecast(share: float, groups: int) -> Interval:
@@ -442,21 +470,23 @@ def forecast(share: float, groups: int) -> Interval:
     return Interval(100 * low / groups, 100 * high / groups)
 
 
-def widened(estimate: Estimate, loo: Estimate) -> Estimate:
+def widened(estimate: Estimate, loo: Estimate, lacking: float) -> Estimate:
     """Widen the interval of an accuracy on new groups by what new groups may differ more.
 
     That is taken to be as much as the groups that were learned differ from one another: the gap to
-    the leave-one-out accuracy. To add the squares of both is a rule of thumb.
+    the leave-one-out accuracy. To add the squares of both is a rule of thumb. Nothing is known of
+    classes without a group, so that all their images may be predicted wrongly.
 
     Args:
         estimate: the accuracy without each sample's group.
         loo: the accuracy without each sample.
+        lacking: percentage of classes without a group.
     """
     accuracy, interval = estimate
     gap = max(0.0, loo.accuracy - accuracy)
     below = math.hypot(accuracy - interval.low, gap)
     above = math.hypot(interval.high - accuracy, gap)
-    low = max(0.0, accuracy - below)
+    low = max(0.0, accuracy - below - lacking)
     high = min(100.0, accuracy + above)
     return Estimate(accuracy, Interval(low, high))
 

@@ -242,7 +242,14 @@ class Classifier(ModelLearner):
             sentences.append(f"Leave-one-out accuracy {loo.sentence(*facts)}")
         if new_groups is not None and kind in ACCURACY_ON_NEW_GROUPS:
             name = ACCURACY_ON_NEW_GROUPS[kind]
-            sentences.append(f"{name} {new_groups.sentence()}")
+            facts = []
+            if kind != "measured" and self.buffer is not None:
+                in_groups = self.buffer.y[self.buffer.group >= 0]
+                lacking = len(self.class_names) - len(torch.unique(in_groups))
+                if lacking:
+                    classes = number_of(lacking, "class")
+                    facts = [f"the buffer holds no group of {classes}"]
+            sentences.append(f"{name} {new_groups.sentence(*facts)}")
         elif kind in NOT_ESTIMATED:
             reason = NOT_ESTIMATED[kind]
             sentences.append(f"Accuracy on new groups not estimated: {reason}")

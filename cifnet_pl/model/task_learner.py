@@ -372,9 +372,7 @@ class ModelLearner:
             self.calibration.calibrate_by_buffer(self.head, buffer.samples)
         else:
             self.calibration.record("unknown", None, None)
-        if len(self.calibration.y):
-            learned = self.images.content
-            self.calibration.calibrate_by_new_images(self.head, learned)
+        self.calibration.calibrate_by_new_images(self.head, self.images.content)
 
     def calibration_samples(self) -> CalibrationSamples | None:
         """Return what calibrates the head: labelled images not learned, else the buffer's samples.
@@ -383,7 +381,7 @@ class ModelLearner:
             None if there are none.
         """
         calibration = self.calibration
-        if len(calibration.y):
+        if calibration.is_measured:
             new = calibration.z, calibration.y
             return CalibrationSamples(self.head, *new, learned=False)
         return self.stored_samples()

@@ -21,9 +21,10 @@ from cifnet_pl.heads.probabilities import (
 )
 from cifnet_pl.model.assembly import assemble
 from cifnet_pl.model.bundle import read_bundle
-from cifnet_pl.model.calibration import Calibration, forecast
+from cifnet_pl.model.calibration import Calibration, Estimate, forecast, widened
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
+from cifnet_pl.model.metrics import Interval
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
 from tests import models
 from tests.models import learn_embeddings, tensors_equal
@@ -215,6 +216,7 @@ def test_where_groups_show_late_only_those_that_are_whole_calibrate() -> None:
     assert model.calibration.estimate_kind == "found"
     assert true_groups_are_whole(model)
     assert model.buffer.y.unique().tolist() == [2, 3, 4]
+    assert "no group of 2 classes" in model.accuracy_sentences()[-1]
 
 
 def test_models_of_before_keep_their_groups(tmp_path):
@@ -292,6 +294,10 @@ def test_images_learned_later_calibrate_no_longer() -> None:
     assert_calibrated_by(model, model.head(z[50:]), y[50:], SMALLEST_POWER)
     model.remove_classes([NAMES[0]])
     assert torch.equal(model.calibration.key, key[50:][y[50:] > 0])
+    few = learned().recalibrated(z[:25], y[:25], key[:25])
+    learn_embeddings(few, NAMES, z[:10], y[:10], key[:10])
+    assert len(few.calibration.key) == 15  # too few to calibrate by
+    assert few.calibration.estimate_kind == "found"
     with pytest.raises(UsageError, match="at least 20"):
         learned().recalibrated(z[:19], y[:19], key[:19])
     known = torch.arange(len(y)) % (CLASSES * GROUPS * EACH)
@@ -499,6 +505,8 @@ def test_what_is_merged_keeps_its_images_for_recalibration() -> None:
         assert torch.equal(estimate.key, key)
         names = [merged.class_names[label] for label in estimate.y.tolist()]
         assert names == [NAMES[label] for label in y.tolist()]
+    again = merge([one, merged], base=one).model  # both have the same images
+    assert torch.equal(again.calibration.key, key)
 
 
 def test_what_a_common_base_shows_of_independence_counts_once() -> None:
@@ -516,3 +524,36 @@ def test_what_a_common_base_shows_of_independence_counts_once() -> None:
     merged = merge(grown, base=base).model.calibration.group_errors
     expected = sum(model.calibration.group_errors for model in grown) - shown
     assert merged[2] == expected[2] == len(y) + 80
+
+
+def test_nothing_is_known_of_classes_without_a_group() -> None:
+    estimate = Estimate(90.0, Interval(80.0, 95.0))
+    known = widened(estimate, estimate, 0.0).interval
+    assert widened(estimate, estimate, 25.0).interval == (known.low - 25, known.high)
+
+
+def test_an_accuracy_is_as_certain_as_the_smallest_classes_allow() -> None:
+    """It is the mean over classes. An image of each group, so that they are independent."""
+    sizes = [200, 200, 200, 3, 3]
+    new, labels = images(2, groups_each=40)
+    held = 0
+    for seed in range(10, 20):
+        z, y = images(seed, groups_each=200)
+        of_class = [
+            (y == c).nonzero()[: n * EACH : EACH, 0] for c, n in enumerate(sizes)
+        ]
+        rows = torch.cat(of_class)
+        model = empty(CalibrationBuffer(), SELECTS_RULE)
+        learn_embeddings(model, NAMES, z[rows], y[rows])
+        low, high = model.calibration.estimates[0].interval
+        held += low <= accuracy_of(model, new, labels) <= high
+    assert held >= 8  # one, were each image as certain as another
+
+
+def test_with_one_image_a_class_no_image_is_called_unknown() -> None:
+    """Nothing is known without it."""
+    z, y = images(1)
+    first = torch.tensor([(y == c).nonzero()[0].item() for c in range(CLASSES)])
+    model = learn_embeddings(empty(CalibrationBuffer()), NAMES, z[first], y[first])
+    decisions = model.open_set_predictor(0.05).decisions(z, model.head.probabilities(z))
+    assert all(decision.known for decision in decisions)
