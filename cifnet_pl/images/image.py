@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import ExifTags, Image, ImageCms, PngImagePlugin, UnidentifiedImageError
+from PIL import (
+    ExifTags,
+    Image,
+    ImageCms,
+    ImageOps,
+    PngImagePlugin,
+    UnidentifiedImageError,
+)
 
 from cifnet_pl.images.files import HEIC_BRANDS, read_bytes
 from cifnet_pl.images.jpeg import decode_square, is_incomplete
@@ -313,12 +320,8 @@ def square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.ndarray
     with decoding():
         image.load()
         rgb = to_rgb(image)
-    width, height = rgb.size
-    side = min(width, height) * crop_ratio
-    left = (width - side) / 2
-    top = (height - side) / 2
-    box = (left, top, left + side, top + side)
-    small = rgb.resize((size, size), Image.Resampling.BICUBIC, box)
+    border = (1 - crop_ratio) / 2
+    small = ImageOps.fit(rgb, (size, size), Image.Resampling.BICUBIC, border)
     return finished(np.asarray(small), image)
 
 
