@@ -68,17 +68,6 @@ THUMBNAIL_SIDE = 8
 DATE_FORMAT = "%Y:%m:%d %H:%M:%S"
 """Format of a time in EXIF data."""
 
-UPRIGHT_TRANSPOSES = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""EXIF orientation → transpose that turns the stored image upright."""
-
 
 class UnreadableImage(DataError):
     """An image that is corrupt, truncated, of no known format, or larger than Pillow's limits.
@@ -336,15 +325,17 @@ def finished(stored: np.ndarray, image: Image.Image) -> np.ndarray:
         The same shape.
     """
     upright = stored
-    # Pillow's own ``exif_transpose`` writes all tags anew, and fails where a camera stored any of
-    # them with another type than the standard's.
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # damaged metadata, on which each format fails in its own way
         orientation = 1
-    transpose = UPRIGHT_TRANSPOSES.get(orientation)
-    if transpose is not None:
-        upright = np.asarray(Image.fromarray(stored).transpose(transpose))
+    if orientation != 1:
+        # With this tag alone: Pillow writes all tags anew, and fails where a camera stored any of
+        # them with another type than the standard's.
+        turned = Image.fromarray(stored)
+        turned.getexif()[ExifTags.Base.Orientation] = orientation
+        ImageOps.exif_transpose(turned, in_place=True)
+        upright = np.asarray(turned)
     profile = image.info.get("icc_profile")
     if profile and image.mode in COLOUR_MODES:
         transform = conversion(profile)
