@@ -270,8 +270,7 @@ def table_of_runs(runs: Iterable[Run]) -> pd.DataFrame:
     table = pd.DataFrame(rows).drop(columns="A_k")
     table = table.reindex(columns=table.columns.union([*NUMBERS, "data_fingerprint"]))
     # On another machine the same images are in another folder, which makes no other data.
-    known = table["data_fingerprint"].astype(object)
-    known_as = known.where(known.notna(), table["run"])
+    known_as = table["data_fingerprint"].combine_first(table["run"])
     for column in ("dataset", "root"):
         table[column] = table.groupby(known_as)[column].transform("first")
     data = ["n_tasks", "n_classes", "root"]
@@ -293,7 +292,7 @@ def _distinct_names(table: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
 
 
 def setting_of(run: Run) -> Row:
-    """Return the data set, the tasks and the backbone that methods must share to be compared."""
+    """Return the data set, protocol and backbone that methods must share to be compared."""
     data = run.config["data"]
     source = str(data["source"]).removeprefix("torchvision:")
     root = printable(str(data.get("root") or ""))
@@ -314,8 +313,6 @@ def setting_of(run: Run) -> Row:
         backbone = f"{backbone}, {data['image_size']} px"
     return {
         "dataset": dataset,
-        "n_tasks": len(run.tasks),
-        "n_classes": int(run.tasks["classes_seen"].iloc[-1]),
         "protocol": protocol,
         "tune": tune,
         "root": root,
