@@ -73,8 +73,8 @@ def published_numbers() -> pd.DataFrame:
         A row for each with the columns table, dataset, classes_per_task (empty: any), method,
         variant, quantity, value.
     """
-    numbers = pd.read_csv(PUBLISHED, dtype=str, keep_default_na=False)
-    return numbers.astype({"value": float})
+    texts = {"classes_per_task": str}
+    return pd.read_csv(PUBLISHED, dtype=texts, keep_default_na=False)
 
 
 def published_rows(setting: Row) -> list[Row]:
