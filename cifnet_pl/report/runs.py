@@ -138,17 +138,16 @@ def find_missing(paths: Iterable[Path], complete: Iterable[Run]) -> list[str]:
     Returns:
         A sentence for each point below the paths: why there is no run, as far as is known.
     """
-    points = set()
-    for path in paths:
-        points |= {file.parent for file in path.rglob(POINT)}
     # A run's own folder belongs to a point too, but then the user asked for that run alone.
     done = {run.folder.resolve().parent for run in complete}
     missing = set()
-    for folder in points:
-        failure = folder / FAILURE
-        reason = "not finished"
-        if failure.is_file():
-            reason = failure.read_text(encoding="utf-8", errors="replace").strip()
-        if folder.resolve() not in done:
-            missing.add(f"{folder.name}: {printable(reason)}")
+    for path in paths:
+        for point in path.rglob(POINT):
+            folder = point.parent
+            failure = folder / FAILURE
+            reason = "not finished"
+            if failure.is_file():
+                reason = failure.read_text(encoding="utf-8", errors="replace").strip()
+            if folder.resolve() not in done:
+                missing.add(f"{folder.name}: {printable(reason)}")
     return sorted(missing, key=natural_order)
