@@ -61,10 +61,14 @@ def experiment_folder(
 
 def versions(base: Path) -> list[Path]:
     """Return the folders ``version_N`` in ``base``, oldest first."""
-    names = [path.name for path in base.glob("version_*")]
-    numbered = [name for name in names if re.fullmatch("version_[0-9]+", name)]
-    numbered.sort(key=lambda name: int(name.removeprefix("version_")))
-    return [base / name for name in numbered]
+    found = base.glob("version_*")
+    numbered = [path for path in found if re.fullmatch("version_[0-9]+", path.name)]
+    return sorted(numbered, key=version_number)
+
+
+def version_number(folder: Path) -> int:
+    """Return the number of a folder ``version_N``."""
+    return int(folder.name.removeprefix("version_"))
 
 
 def images_of_run(model: Path) -> str | None:
@@ -119,8 +123,7 @@ def next_version(folder: Path) -> Path:
         >>> next_version(Path("runs/version_1")).name
         'version_2'
     """
-    number = int(folder.name.removeprefix("version_"))
-    return folder.with_name(f"version_{number + 1}")
+    return folder.with_name(f"version_{version_number(folder) + 1}")
 
 
 def check_same_tasks(place: RunChoice, options: Mapping[str, Any]) -> None:
@@ -174,8 +177,7 @@ def place_evaluation(
         return RunChoice(folder, path)
     files = [Path(str(path)) for path in configs or ()]
     named = [path.parent for path in files if path.name == "config.yaml"]
-    candidates = [*reversed(named), *reversed(versions(base))]
-    for folder in candidates:
+    for folder in reversed([*versions(base), *named]):
         if (folder / CHECKPOINT).is_file():
             return RunChoice(folder, folder / CHECKPOINT)
     raise CheckpointError(
