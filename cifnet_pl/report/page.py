@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import jinja2
-import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from PIL import Image
@@ -77,12 +76,11 @@ class Section:
 def thumbnail(file: Path) -> str:
     """Return a small JPEG copy of an image in base64; a black one if it can no longer be read."""
     try:
-        square = read_square(file, IMAGE_PIXELS)
+        image = Image.fromarray(read_square(file, IMAGE_PIXELS))
     except UnreadableImage:
-        shape = (IMAGE_PIXELS, IMAGE_PIXELS, 3)
-        square = np.zeros(shape, dtype=np.uint8)
+        image = Image.new("RGB", (IMAGE_PIXELS, IMAGE_PIXELS))
     content = io.BytesIO()
-    Image.fromarray(square).save(content, "JPEG", quality=80)
+    image.save(content, "JPEG", quality=80)
     return base64_of(content.getvalue())
 
 
