@@ -174,7 +174,6 @@ def _over_seeds(both: pd.DataFrame, columns: Iterable[Column]) -> list[Row]:
         if known.empty:
             continue
         first, second = [known[side] for side in sides]
-        means = [first.mean(), second.mean()]
         row: Row = {"distinct pairs": len(known)}
         # Methods that no seed changes give one measurement however often they are run.
         if np.ptp(first - second) > SAME:
@@ -184,7 +183,7 @@ def _over_seeds(both: pd.DataFrame, columns: Iterable[Column]) -> list[Row]:
         else:
             interval = (None, None)
         quantity = f"{column.words} {column.header}, over seeds".strip()
-        rows.append(_difference(quantity, means, interval) | row)
+        rows.append(_difference(quantity, known[sides].mean(), interval) | row)
     return rows
 
 

@@ -166,7 +166,7 @@ def line_picture(kind: str, title: str, rows: pd.DataFrame) -> Picture | None:
         title: of the figure.
         rows: of results.
     """
-    known = rows[rows["A_k"].notna()]
+    known = rows.dropna(subset="A_k")
     if known["task"].nunique() < 2:
         return None
     once = known.drop_duplicates(["setting", "label", "pair", "task"], keep="last")

@@ -338,8 +338,11 @@ def efficiency_table(results: Results, data: str) -> ReportTable | None:
     rows = rows.assign(
         backbone=rows["backbone"].where(rows["origin"] == "measured", "")
     )
-    by = ROW | {"backbone": "backbone", "machine": "machine"}
-    by |= {"energy_from": "energy from"}
+    by = ROW | {
+        "backbone": "backbone",
+        "machine": "machine",
+        "energy_from": "energy from",
+    }
     stats = summarise(rows, by, results.columns("costs"))
     name = file_name("efficiency", data)
     return table_of(name, f"Accuracy and costs: {data}", stats)
