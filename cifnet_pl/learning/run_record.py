@@ -197,7 +197,7 @@ class RunRecord:
             "energy_counts_other_processes": self.energy_counts_other_processes,
             "co2_kg": components.get("co2_kg"),
             "A_K_per_kwh": per_kwh,
-            "forward_transfer": self.forward_transfer() if self.prequential else None,
+            "forward_transfer": self.forward_transfer(),
             "n_tasks": len(self.rows),
             **description,
         }

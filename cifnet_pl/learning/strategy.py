@@ -138,8 +138,7 @@ def process_group() -> Iterator[None]:
         ) from error
     finally:
         distributed = torch.distributed
-        in_group = distributed.is_available() and distributed.is_initialized()
-        if in_group and distributed.get_backend() in backends:
+        if distributed.is_initialized() and distributed.get_backend() in backends:
             distributed.destroy_process_group()
 
 

@@ -457,10 +457,10 @@ class TrajectoryPlot(Callback):
         title = f"{folder.parent.name}, {folder.name.replace('_', ' ')}"
         classes_seen = [row.classes_seen for row in record.rows]
         average = [row.average for row in record.rows]
-        figures = {}
-        figures["trajectory"] = draw_trajectory(
+        trajectory = draw_trajectory(
             classes_seen, record.trajectory, average, record.matrix, title
         )
+        figures = {"trajectory": trajectory}
         evaluation = pl_module.evaluation
         if pl_module.is_complete and evaluation is not None and evaluation.images:
             figures["confusion"] = draw_confusion(
