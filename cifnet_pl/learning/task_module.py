@@ -55,6 +55,7 @@ class TaskModule(LightningModule):
         metrics: custom metrics: name → what makes a ``Metric`` of torchmetrics for a number of
             classes.
         learned_tasks, record: class names and measurements of each task, in order.
+        evaluation: the last one; without any sample before the first.
         method: the class that learns and names the method: the module's own, or a head's.
         element_bytes, buffer_bytes: size of a value of :meth:`state_elements`, and of the buffer.
         task: the samples of the task that is being learned.
@@ -68,7 +69,6 @@ class TaskModule(LightningModule):
     any_batch_size: ClassVar[bool] = False
     can_resume_inside_task: ClassVar[bool] = False
     classifiers: tuple[str, ...] = ()
-    evaluation: Evaluation | None = None
     task: TaskSamples
 
     def __init__(self) -> None:
@@ -77,6 +77,7 @@ class TaskModule(LightningModule):
         self.learned_tasks: list[list[str]] = []
         self.by_classifier: dict[str, Tensor] = {}
         self.record = RunRecord()
+        self.evaluation = Evaluation()
         self.metrics: Mapping[str, Callable[[int], Metric]] = {}
         self.method: type = type(self)
         self.element_bytes = 4

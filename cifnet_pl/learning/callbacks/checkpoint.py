@@ -154,7 +154,7 @@ class HeldOutImages(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: TaskModule) -> None:
         """Learn the held-out images after the last task."""
         evaluation = pl_module.evaluation
-        if not self._is_due or evaluation is None or not evaluation.images:
+        if not self._is_due or not evaluation.images:
             return
         folder = run_folder(trainer)
         module = cast(CIFNetModule, pl_module)

@@ -122,7 +122,7 @@ class CoverageAndNoveltyMetrics(Callback):
         """Put the coverage of each class, and the detection of unknown images, into the record."""
         predictor = self._predictor
         evaluation = pl_module.evaluation
-        if predictor is None or evaluation is None or not evaluation.images:
+        if predictor is None or not evaluation.images:
             return
         module = cast(CIFNetModule, pl_module)
         row = module.record.rows[-1]

@@ -114,7 +114,7 @@ def accuracy_lines(module: TaskModule, summary: Mapping[str, Any]) -> list[str]:
     average = number(summary["A_bar"], unit=" %")
     accuracies = f"Final accuracy A_K {final}, average accuracy Ā {average}"
     custom = []
-    if module.evaluation is not None:
+    if module.evaluation.images:
         kind = "held-out" if module.data.learns_held_out else "test"
         images = f"{module.evaluation.images:,} {kind} {module.backbone.sample}s"
         accuracies = f"{accuracies} ({images})"
@@ -149,8 +149,6 @@ def calibration_text(module: TaskModule, ece: float | None) -> str:
 def class_warnings(module: TaskModule) -> list[str]:
     """Return warnings about classes with few test samples, or hardly ever predicted."""
     evaluation = module.evaluation
-    if evaluation is None:
-        return []
     lines = []
     images = evaluation.class_counts[1]
     labels = np.flatnonzero(images < MIN_TEST_IMAGES)
@@ -223,10 +221,9 @@ class RunTable(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: TaskModule, stage: str) -> None:
         """Print the result of validate or test, once the progress bar is gone."""
-        evaluation = pl_module.evaluation
-        is_evaluated = stage in ("validate", "test") and trainer.is_global_zero
-        if not is_evaluated or evaluation is None:
+        if stage not in ("validate", "test") or not trainer.is_global_zero:
             return
+        evaluation = pl_module.evaluation
         accuracy = number(evaluation.accuracy, unit=" %")
         by_task = ", ".join(map(number, evaluation.task_accuracy))
         print_text(

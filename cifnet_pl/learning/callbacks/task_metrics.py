@@ -120,7 +120,6 @@ class TaskMetrics(Callback):
                 class_names=list(pl_module.learned_tasks[-1]),
             )
         if pl_module.is_complete:
-            assert pl_module.evaluation is not None
             names = pl_module.class_names
             counts = pl_module.evaluation.confusion.tolist()
             rows = [[name, *row] for name, row in zip(names, counts, strict=True)]
@@ -422,7 +421,7 @@ class PredictionRecord(Callback):
             return
         evaluation = pl_module.evaluation
         folder = run_folder(trainer)
-        if folder is None or evaluation is None or not evaluation.images:
+        if folder is None or not evaluation.images:
             return
         task = pl_module.tasks_finished
         images = pl_module.data.source.test.names
@@ -462,7 +461,7 @@ class TrajectoryPlot(Callback):
         )
         figures = {"trajectory": trajectory}
         evaluation = pl_module.evaluation
-        if pl_module.is_complete and evaluation is not None and evaluation.images:
+        if pl_module.is_complete and evaluation.images:
             figures["confusion"] = draw_confusion(
                 evaluation.confusion, pl_module.class_names, title
             )
