@@ -281,8 +281,8 @@ def correct_predictions(path: Path) -> pd.Series:
     with explained(DataError, f"{path} is damaged"):
         rows = pd.read_parquet(path, columns=columns)
     last = rows.drop_duplicates(["label", "image"])
-    correct = last["label"] == last["top_1"]
-    return correct.set_axis(pd.MultiIndex.from_frame(last[["label", "image"]]))
+    last = last.set_index(["label", "image"], drop=False)
+    return last["label"] == last["top_1"]
 
 
 def comparison_lines(comparison: ReportTable) -> list[str]:

@@ -187,8 +187,7 @@ def line_names(rows: pd.DataFrame) -> pd.Series:
     is_measured = rows["origin"] == "measured"
     names = names.where(is_measured, names + " (" + rows["origin"] + ")")
     several = rows["backbone"].groupby(names).transform("nunique") > 1
-    names = names.where(~several, names + " (" + rows["backbone"] + ")")
-    return names
+    return names.where(~several, names + " (" + rows["backbone"] + ")")
 
 
 # ---------------------------------------------------------------------- lines over a setting
