@@ -193,7 +193,7 @@ def did_you_mean(unknown: str, known: Iterable[str], likeness: float = 0.5) -> s
     if len(part) > 2:
         near = [name for name in names if part in name.lower()]
         near.sort(key=len)
-    near = near or difflib.get_close_matches(unknown, names, n=3, cutoff=likeness)
+    near = near or difflib.get_close_matches(unknown, names, cutoff=likeness)
     if not near:
         return ""
     return f"did you mean {' or '.join(near[:3])}?"

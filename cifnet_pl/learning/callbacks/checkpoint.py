@@ -124,13 +124,12 @@ class HeldOutImages(Callback):
         pl_module: LightningModule,
     ) -> None:
         """Decide whether the images of this evaluation are to be learned."""
-        module = pl_module
         self._is_due = (
             trainer.state.fn == "fit"
-            and isinstance(module, CIFNetModule)
-            and module.data.learns_held_out
-            and module.is_complete
-            and module.head.merges
+            and isinstance(pl_module, CIFNetModule)
+            and pl_module.data.learns_held_out
+            and pl_module.is_complete
+            and pl_module.head.merges
         )
         # Held-out images of this process; the key of each is its row in the test set.
         self._batches: list[BufferSamples] = []
