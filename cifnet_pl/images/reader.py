@@ -151,8 +151,8 @@ class DecodedBatch(NamedTuple):
 
     files: Sequence[Any]
     images: Tensor
-    unreadable: tuple[str | None, ...]
-    looks: tuple[Look | None, ...]
+    unreadable: Sequence[str | None]
+    looks: Sequence[Look | None]
 
     @property
     def readable(self) -> list[Any]:
@@ -244,6 +244,7 @@ class _AskedBatches(Sampler[Any]):
         return iter(self.batches)
 
 
+@dataclass
 class _Batches(Dataset[DecodedBatch | CifnetError]):
     """Batches as a DataLoader takes them: what it calls an index is what is read for a batch.
 
@@ -251,13 +252,12 @@ class _Batches(Dataset[DecodedBatch | CifnetError]):
     ``files`` stays empty, lest images in memory be sent back.
     """
 
-    def __init__(self, read: Reader[Any], size: int):
-        self._read = read
-        self._size = size
+    read: Reader[Any]
+    size: int
 
     def __getitem__(self, items: Sequence[Any]) -> DecodedBatch | CifnetError:
         try:
-            batch = _batch(items, map(self._read, items), self._size)
+            batch = _batch(items, map(self.read, items), self.size)
         except CifnetError as error:
             return error
         return batch._replace(files=())
@@ -286,7 +286,7 @@ def _batch(
         reasons.append(result.reason)
         looks.append(result.look)
     images = torch.from_numpy(pixels[:count]).permute(0, 3, 1, 2)
-    return DecodedBatch(items, images, tuple(reasons), tuple(looks))
+    return DecodedBatch(items, images, reasons, looks)
 
 
 def decode_images(
