@@ -50,17 +50,12 @@ def float64_device(device: torch.device) -> torch.device:
 
 
 def moved(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """Return a tensor of statistics moved as ``fn`` does, but with its own dtype.
+    """Return a tensor of statistics where ``fn`` moves one to, but with its own dtype.
 
     It goes to the CPU in place of a device without float64.
     """
     target = fn(torch.empty(0)).device
-    if float64_device(target) != target:
-        return tensor.cpu()
-    new = fn(tensor)
-    if new.dtype == tensor.dtype:
-        return new
-    return tensor.to(new.device)
+    return tensor.to(float64_device(target))
 
 
 def state_of(state_dict: Mapping[str, Any], prefix: str) -> dict[str, Any]:
