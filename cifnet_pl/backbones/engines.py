@@ -229,22 +229,16 @@ def exported(backbone: Any) -> bytes:
     failed = f"{backbone.name} cannot be exported"
     # The exporter has an error class for every unknown operation.
     with explained(NoGraph, failed), exclusive_export():
-        program = torch.export.export(
+        graph: Any = torch.onnx.export(
             copy.deepcopy(module).eval(),
             (example,),
-            dynamic_shapes=dynamic_shapes,
-            strict=False,
-        )
-        graph: Any = torch.onnx.export(
-            program,
-            (),
             input_names=["images"],
             output_names=["embeddings"],
+            dynamic_shapes=dynamic_shapes,
             dynamo=True,
             verbose=False,
         )
-        content = bytes(graph.model_proto.SerializeToString())
-    return content
+        return bytes(graph.model_proto.SerializeToString())
 
 
 # ---------------------------------------------------------------------- checks
