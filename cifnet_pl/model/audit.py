@@ -15,7 +15,6 @@ import pandas as pd
 import torch
 
 from cifnet_pl.data.embedding_cache import EmbeddingCache, pipeline_folder
-from cifnet_pl.data.loading import EMBEDDED_BATCH
 from cifnet_pl.data.samples import Source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import fit_probabilities
@@ -38,10 +37,7 @@ def fitted_head(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
     """
     head = RidgeHead(z.shape[1])
     head.begin_task(range(classes))
-    embeddings = torch.split(torch.from_numpy(z), EMBEDDED_BATCH)
-    columns = torch.split(torch.from_numpy(labels), EMBEDDED_BATCH)
-    for part, part_columns in zip(embeddings, columns, strict=True):
-        head.observe(part, part_columns)
+    head.observe(torch.from_numpy(z), torch.from_numpy(labels))
     head.solve()
     return head
 
