@@ -229,7 +229,10 @@ class Head(nn.Module, ABC):
         raise NotImplementedError
 
     def _merge(self, other: Any) -> None:
-        """Add the statistics of a head of the same class and settings; if it ``merges``."""
+        """Add the statistics of a head of the same class and settings; if it ``merges``.
+
+        Its classes are known here already.
+        """
         raise NotImplementedError
 
     def _subtract(self, other: Any) -> None:
@@ -498,7 +501,10 @@ class Head(nn.Module, ABC):
         """
         self.require("merges")
         self._same_kind(other)
+        self._begin_tasks_of(other)
         self._merge(other)
+        self.solved.fill_(False)
+        self.under_way.fill_(False)
 
     @in_full_precision
     def subtract_(self, other: Head) -> None:
@@ -514,6 +520,7 @@ class Head(nn.Module, ABC):
         self.require("subtracts")
         self._same_kind(other)
         self._subtract(other)
+        self.solved.fill_(False)
 
     @in_full_precision
     def remove_classes(self, classes: Sequence[int]) -> None:

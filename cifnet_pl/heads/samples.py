@@ -236,12 +236,9 @@ class KNNHead(SamplesHead):
     # ------------------------------------------------------------------ the life of a model
 
     def _merge(self, other: KNNHead) -> None:
-        self._begin_tasks_of(other)
         self.pending.extend(other.samples)
         self.pending.extend(other.pending)
         self._solve()
-        self.solved.fill_(False)
-        self.under_way.fill_(False)
 
     def _class_counts(self) -> Tensor:
         return self.samples.counts(self.labels) + self.pending.counts(self.labels)

@@ -112,10 +112,7 @@ class SumsHead(Head):
     def _merge(self, other: SumsHead) -> None:
         self._commit_increment()
         other._commit_increment()
-        self._begin_tasks_of(other)
         self.sums.merge(other.sums, self._columns(other.labels.to(self.labels.device)))
-        self.solved.fill_(False)
-        self.under_way.fill_(False)
 
     def _subtract(self, other: SumsHead) -> None:
         self._commit_increment()
@@ -126,7 +123,6 @@ class SumsHead(Head):
                 "cannot subtract more samples of a class than were observed"
             )
         self.sums.merge(other.sums, columns, sign=-1)
-        self.solved.fill_(False)
 
     def _discard(self) -> None:
         self.increment = None
