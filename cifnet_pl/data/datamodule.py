@@ -201,7 +201,7 @@ class CIFNetDataModule(LightningDataModule):
             self.source = tuning_source(self.source, tune, split_seed)
         # By these two numbers `audit` divides the images again, unless the user named the groups.
         by_seed = tune is None and group in (None, NEAR, SINGLE)
-        self._held_out = [val_fraction, split_seed] if by_seed else None
+        self._held_out = (val_fraction, split_seed) if by_seed else None
         self.image_size = image_size
         self.batch_size = batch_size or DEFAULT_BATCH
         self._loaders: dict[Part, ImageLoader] = {}

@@ -120,9 +120,7 @@ class Classifier(ModelLearner):
         """
         self.image_size = images["image_size"]
         self.crop_ratio = images["crop_ratio"]
-        self.held_out = None
-        if images["held_out"]:
-            self.held_out = tuple(images["held_out"])
+        self.held_out = images["held_out"]
         self.precision = precision
 
     # ------------------------------------------------------------------ what is known
@@ -306,15 +304,15 @@ class Classifier(ModelLearner):
         return {
             "backbone": self.backbone.describe(),
             "precision": self.precision,
-            "engines": list(self.engines),
+            "engines": self.engines,
             "images": {
                 "image_size": self.image_size,
                 "crop_ratio": self.crop_ratio,
-                "held_out": list(self.held_out) if self.held_out else None,
+                "held_out": self.held_out,
             },
             "head": {"class": import_name(type(self.head)), **self.head.settings()},
             "buffer": self.buffer and self.buffer.settings(),
-            "class_names": list(self.class_names),
+            "class_names": self.class_names,
             "history": [asdict(event) for event in self.history],
         }
 
