@@ -74,10 +74,8 @@ def find_near_duplicates(z: np.ndarray, labels: np.ndarray) -> NearDuplicates:
     is_too_large = 2 * group_size > class_size
     alone = len(labels) + np.arange(len(labels))
     together = np.where(is_too_large, alone, similar)
-    _, groups = np.unique(together, return_inverse=True)
-    has_others = group_size < class_size
-    judged = (class_size > 1) & has_others
-    return NearDuplicates(groups, group_size > 1, judged)
+    judged = group_size < class_size
+    return NearDuplicates(together, group_size > 1, judged)
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,7 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> list[Curv
 
     Args:
         z: (n, d) embeddings.
-        labels: (n,) int64 in 0 … ``classes`` − 1.
+        labels: (n,) int64 in 0 … ``classes`` − 1; a class has several images.
         classes: number of classes.
     """
     counts = np.bincount(labels, minlength=classes)
@@ -220,10 +218,12 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> list[Curv
 
 
 def _curve_sizes(counts: np.ndarray) -> list[int]:
-    """Return the numbers of images per class of a curve, for classes with (C,) images."""
+    """Return the numbers of images per class of a curve.
+
+    Args:
+        counts: (C,) images of each class; one has several.
+    """
     several = np.sort(counts[counts > 1])  # of a single image nothing can be measured
-    if not len(several):
-        return [1]
     middle = (len(several) - 1) // 2
     largest = int(several[middle])
     halvings = range(largest.bit_length() - 2, -1, -1)
