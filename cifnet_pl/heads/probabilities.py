@@ -259,12 +259,7 @@ def calibrate(samples: CalibrationSamples) -> None:
 
     Raises:
         UnsupportedError: the head has no leave-one-out scores.
-        UsageError: no samples.
     """
-    if not len(samples.y):
-        raise UsageError(
-            "calibration needs buffer samples, and there are none: use a calibration buffer"
-        )
     rules = samples.scores_of_rules
     known = rules.isfinite().all(dim=2).all(dim=0)
     head = samples.head
