@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import matplotlib
 import numpy as np
@@ -207,7 +208,7 @@ def draw_trajectory(
     upper = figure.add_axes((0.1, 0.57, 0.76, 0.38))
     lower = figure.add_axes((0.1, 0.07, 0.76, 0.39))
     colour_axes = figure.add_axes((0.88, 0.07, 0.025, 0.39))
-    # As floats: None becomes NaN.
+    # As floats: None becomes NaN, as where a row of the matrix is short.
     measured = np.array(accuracy, dtype=float)
     averages = np.array(average, dtype=float)
     upper.plot(classes_seen, measured, "o-", color="black", label="$A_k$")
@@ -216,11 +217,10 @@ def draw_trajectory(
     upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=(0, 101))
     upper.grid(alpha=0.3)
     upper.legend(loc="lower left")
-    size = len(matrix)
-    cells = np.full((size, size), np.nan)
-    for k, row in enumerate(matrix):
-        cells[k, : len(row)] = row
-    mesh = _draw_cells(lower, cells, Normalize(0, 100), size <= MAX_NUMBERED_TASKS)
+    by_column = list(zip_longest(*matrix))
+    cells = np.array(by_column, dtype=float).T
+    is_numbered = len(matrix) <= MAX_NUMBERED_TASKS
+    mesh = _draw_cells(lower, cells, Normalize(0, 100), is_numbered)
     figure.colorbar(mesh, cax=colour_axes, label="accuracy (%)")
     lower.set(
         xlabel="classes of task",
