@@ -182,7 +182,7 @@ class Backbone(nn.Module):
         return torch.cat(embedded)
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Return (n, 3, h, w) float32 of uint8 images with the mean and scale of the network."""
+        """Return images (n, 3, h, w), 0 to 255, with the network's mean and scale, float32."""
         pixels = images.contiguous(memory_format=torch.channels_last)
         return torch.addcmul(self.shift, pixels, self.scale)
 

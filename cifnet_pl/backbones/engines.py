@@ -180,14 +180,13 @@ class _Normalised(nn.Module):
 
     def __init__(self, backbone: Any):
         super().__init__()
-        self.network = backbone.network
-        self.scale = backbone.scale
-        self.shift = backbone.shift
+        self.backbone = backbone
 
     def forward(self, images: Tensor) -> Tensor:
         """Embed images."""
-        x = images.permute(0, 3, 1, 2).float()
-        z: Tensor = self.network(x * self.scale + self.shift)
+        pixels = images.permute(0, 3, 1, 2).float()
+        x = self.backbone.normalised(pixels)
+        z: Tensor = self.backbone.network(x)
         return z.float()
 
 

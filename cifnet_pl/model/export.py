@@ -157,14 +157,13 @@ class Graph(HeadGraph):
         width = square.size + 5
         self.example = torch.zeros(2, height, width, 3, dtype=torch.uint8)
         self.square = square
-        self.network = backbone.network
-        self.scale: Tensor = nn.Buffer(backbone.scale)
-        self.shift: Tensor = nn.Buffer(backbone.shift)
+        self.backbone = backbone
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return all outputs."""
         pixels = self.square(images)
-        return super().forward(self.network(pixels * self.scale + self.shift))
+        x = self.backbone.normalised(pixels)
+        return super().forward(self.backbone.network(x))
 
 
 class ExportCheck(NamedTuple):
