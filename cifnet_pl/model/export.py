@@ -117,9 +117,8 @@ class HeadGraph(nn.Module):
         )
         self.example = torch.zeros(2, head.in_features)
         self.scoring = head.scoring()
-        temperature = head.temperature.clone()
-        self.temperature: Tensor = nn.Buffer(temperature)
-        self.odds_power: Tensor = nn.Buffer(head.odds_power.clone())
+        self.temperature = head.temperature
+        self.odds_power = head.odds_power
         self.outputs = ["probabilities"]
         self.measuring = None
         if head.tells_novelty:
