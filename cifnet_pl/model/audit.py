@@ -141,7 +141,7 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
     scores = head.leave_one_out(embeddings, y, groups).nan_to_num()
     if judged.any():
         fit = fit_probabilities([scores[judged]], y[judged])
-        head.temperature.fill_(1 / fit.rule_weights[0])
+        head.weigh_rules(fit.rule_weights)
         head.odds_power.fill_(fit.power)
     probabilities = to_probabilities(scores, head.temperature, head.odds_power)
     samples = table_of([judge(probabilities, y)])
@@ -330,13 +330,12 @@ def embeddings_of(
     table = pd.concat(tables, ignore_index=True)
     if not len(table):
         raise DataError("none of the images can be read: there is nothing to audit")
-    labels = table["label"].to_numpy()
-    class_of = [source.class_names[label] for label in labels]
+    class_of = [source.class_names[label] for label in table["label"]]
     repeats = find_repeats(table["hash"].items(), class_of)
     undecided = {}
     for row, other in sorted(repeats.undecided.items()):
         undecided[table["file"][row]] = f"in {class_of[row]} and {other}"
-    decided = ~table.index.isin(list(repeats.undecided))
-    z = np.concatenate(embeddings)[decided]
-    files = list(table["file"][decided])
-    return EmbeddedImages(z, labels[decided], files, undecided, unreadable)
+    decided = table.drop(index=list(repeats.undecided))
+    z = np.concatenate(embeddings)[decided.index]
+    labels = decided["label"].to_numpy()
+    return EmbeddedImages(z, labels, list(decided["file"]), undecided, unreadable)
