@@ -211,7 +211,7 @@ class CIFNetHead(Head):
             yield slice(column, column + 1), gram + difference * sums.class_gram(column)
 
     def _scores(self, z: Tensor) -> Tensor:
-        return (augment(z.to(self.dtype)) @ self.weights()).double()
+        return (augment(z, self.dtype) @ self.weights()).double()
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         scores = self._scores(z)

@@ -270,8 +270,7 @@ def calibrate(samples: CalibrationSamples) -> None:
     weights, power = fit_probabilities(list(known_rules), columns)
     come_in_groups = len(torch.unique(samples.groups)) < len(samples.groups)
     if come_in_groups:
-        factors = rules.new_tensor(weights)[:, None, None]
-        scores = (factors * known_rules).sum(dim=0)
+        scores = torch.tensordot(rules.new_tensor(weights), known_rules, dims=1)
         scale, power = fit_probabilities([scores], columns, smallest_power=1.0)
         weights = tuple(scale[0] * weight for weight in weights)
     head.odds_power.fill_(power)

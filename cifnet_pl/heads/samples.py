@@ -285,7 +285,7 @@ class ReplayHead(SamplesHead):
         self._discard()
 
     def _scores(self, z: Tensor) -> Tensor:
-        return (augment(z.to(self.dtype)) @ self.weights).double()
+        return (augment(z, self.dtype) @ self.weights).double()
 
     def _class_counts(self) -> Tensor:
         return self.counts + self.pending.counts(self.labels)
