@@ -228,14 +228,14 @@ class Head(nn.Module, ABC):
         """Prepare leave-one-group-out scores of checked samples; if it ``leaves_one_out``."""
         raise NotImplementedError
 
-    def _merge(self, other: Any) -> None:
+    def _merge(self, other: Self) -> None:
         """Add the statistics of a head of the same class and settings; if it ``merges``.
 
         Its classes are known here already.
         """
         raise NotImplementedError
 
-    def _subtract(self, other: Any) -> None:
+    def _subtract(self, other: Self) -> None:
         """Remove the statistics of a head of the same class and settings; if it ``subtracts``."""
         raise NotImplementedError
 
@@ -489,7 +489,7 @@ class Head(nn.Module, ABC):
     # ------------------------------------------------------------------ the life of a model
 
     @in_full_precision
-    def merge_(self, other: Head) -> None:
+    def merge_(self, other: Self) -> None:
         """Add the statistics of another head; call ``solve`` afterwards.
 
         Args:
@@ -507,7 +507,7 @@ class Head(nn.Module, ABC):
         self.under_way.fill_(False)
 
     @in_full_precision
-    def subtract_(self, other: Head) -> None:
+    def subtract_(self, other: Self) -> None:
         """Remove the statistics of another head again; call ``solve`` afterwards.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -283,14 +283,12 @@ class RidgeHead(SumsHead):
             self.removed_sums = torch.cat([self.removed_sums, removed])
         super()._keep(columns)
 
-    def _merge(self, other: SumsHead) -> None:
+    def _merge(self, other: Self) -> None:
         super()._merge(other)
-        assert isinstance(other, RidgeHead)
         theirs = other.removed_sums.to(self.removed_sums.device)
         self.removed_sums = torch.cat([self.removed_sums, theirs])
 
-    def _subtract(self, other: SumsHead) -> None:
-        assert isinstance(other, RidgeHead)
+    def _subtract(self, other: Self) -> None:
         # What a head learned first, it has in front.
         theirs = other.removed_sums.to(self.removed_sums.device)
         if not torch.equal(self.removed_sums[: len(theirs)], theirs):

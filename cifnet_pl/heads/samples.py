@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -235,7 +235,7 @@ class KNNHead(SamplesHead):
 
     # ------------------------------------------------------------------ the life of a model
 
-    def _merge(self, other: KNNHead) -> None:
+    def _merge(self, other: Self) -> None:
         self.pending.extend(other.samples)
         self.pending.extend(other.pending)
         self._solve()

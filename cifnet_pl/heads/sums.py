@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -109,12 +109,12 @@ class SumsHead(Head):
             return self.sums.counts
         return self.sums.counts + self.increment.counts
 
-    def _merge(self, other: SumsHead) -> None:
+    def _merge(self, other: Self) -> None:
         self._commit_increment()
         other._commit_increment()
         self.sums.merge(other.sums, self._columns(other.labels.to(self.labels.device)))
 
-    def _subtract(self, other: SumsHead) -> None:
+    def _subtract(self, other: Self) -> None:
         self._commit_increment()
         other._commit_increment()
         columns = self._columns(other.labels.to(self.labels.device))
