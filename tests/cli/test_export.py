@@ -102,8 +102,7 @@ def test_network_and_head_in_one_graph(tmp_path: Path, capsys):
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    "head",
-    ["cifnet-released", "dsal", "ncm", "knn", "ridge-products", "acil-float32"],
+    "head", ["cifnet-released", "dsal", "ncm", "knn", "ridge-products", "acil-float32"]
 )
 def test_every_head_and_names_in_any_language(head: str):
     tasks = [["Ströme", "図書館"], ["\udcff", '"quoted"', "five"]]

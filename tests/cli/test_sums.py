@@ -19,12 +19,7 @@ from cifnet_pl.cli.sums import configured, learner_of, make, set_of, words_of
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.heads import HEADS as REGISTERED
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.partial_sums import (
-    ShardLearner,
-    add_up,
-    content_of,
-    read_header,
-)
+from cifnet_pl.model.partial_sums import ShardLearner, add_up, content_of, read_header
 from cifnet_pl.model.partition import Shard, TrainingSet
 from cifnet_pl.utilities.errors import (
     CheckpointError,

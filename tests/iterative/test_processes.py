@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.iterative import (
-    METHODS,
-    CREATEModule,
-    ReplayModule,
-    TagFexModule,
-)
+from cifnet_pl.iterative import METHODS, CREATEModule, ReplayModule, TagFexModule
 from cifnet_pl.iterative.descent import Descent
 from cifnet_pl.learning.strategy import StatisticsDDPStrategy
 from tests.iterative.suite import NAMES, data, install, learner

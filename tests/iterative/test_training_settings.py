@@ -29,14 +29,7 @@ from cifnet_pl.iterative.exemplars import quota
 from cifnet_pl.model.store import load
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.command_line import DATA, assert_same_model
-from tests.iterative.suite import (
-    SIDE,
-    assert_same_weights,
-    data,
-    learner,
-    run,
-    save_at,
-)
+from tests.iterative.suite import SIDE, assert_same_weights, data, learner, run, save_at
 from tests.killing import Killed, at_call, die
 from tests.lightning_runs import trainer
 

@@ -11,14 +11,7 @@ import pytest
 from cifnet_pl.cli.serve import access_of, show_address
 from cifnet_pl.serving import workspace as workspaces
 from cifnet_pl.utilities.errors import UsageError
-from tests.serving.browsing import (
-    check_looks,
-    choose,
-    drop,
-    page_of,
-    squares,
-    sync_api,
-)
+from tests.serving.browsing import check_looks, choose, drop, page_of, squares, sync_api
 from tests.serving.services import PATIENCE, ThreadServer, client, images, teach
 
 expect = sync_api.expect

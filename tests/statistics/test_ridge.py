@@ -6,12 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from cifnet_pl.statistics import (
-    augment,
-    gcv_ridge,
-    gcv_ridge_of_free_bias,
-    solve_ridge,
-)
+from cifnet_pl.statistics import augment, gcv_ridge, gcv_ridge_of_free_bias, solve_ridge
 from cifnet_pl.utilities.errors import CifnetError
 from tests.heads.suite import normal
 
