@@ -104,16 +104,10 @@ def test_classify_writes_to_the_standard_output(model, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_nothing_behind(model, tmp_path, monkeypatch, capsys, number):
+def test_a_signal_leaves_nothing_behind(model, tmp_path, watch, capsys, number):
     if signal.getsignal(number) not in (signal.default_int_handler, signal.SIG_DFL):
         pytest.skip("the test runner handles this signal")
-    row = ClassificationTable._cells
-
-    def killed(table, prediction):
-        os.kill(os.getpid(), number)
-        return row(table, prediction)
-
-    monkeypatch.setattr(ClassificationTable, "_cells", killed)
+    watch(ClassificationTable, "_cells", lambda *_: os.kill(os.getpid(), number))
     before = sorted(tmp_path.iterdir())
     assert main(["classify", *options_of(model, tmp_path / "out.csv")]) == 128 + number
     assert "stopped; no file is left half written" in capsys.readouterr().err

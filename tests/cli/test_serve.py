@@ -58,8 +58,8 @@ def test_without_a_model_it_begins_with_the_recommended_one():
     assert made.buffer.capacity == 2000
 
 
-def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
-    """With the sub-folder, which may be their class; where the disk is full, tried again."""
+def test_new_images_of_a_watched_folder_wait(tmp_path, watch, monkeypatch):
+    """With the sub-folder, which may be their class; each is tried again where the disk is full."""
     monkeypatch.setattr(starting, "WATCH_SECONDS", 0.05)
     begun = model()
     folder = tmp_path / "photos"
@@ -70,22 +70,20 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
     # Too large: it does not hold up the others.
     (folder / "a.png").write_bytes(image("red", 1, 200))
     (folder / os.fsdecode(b"\xff.png")).write_bytes(image("red", 2))
-    receive = service.inbox.receive
 
-    def full_at_first(files, again):
-        if not failed:
-            failed.append(True)
+    def full_at_first(files, **_):
+        ((name, _),) = files
+        if name not in failed:
+            failed.append(name)
             raise CifnetError("the disk is full")
-        return receive(files, again)
 
-    monkeypatch.setattr(service.inbox, "receive", full_at_first)
+    watch(service.inbox, "receive", full_at_first)
     thread = Thread(target=starting.keep_watching, args=(service, folder), daemon=True)
     thread.start()
     (folder / "blue" / "1.png").write_bytes(image("blue", 1))
     assert becomes(lambda: len(service.workspace.waiting()) == 2)
     paths = {one.path for one in service.workspace.waiting().values()}
     assert paths == {"blue/1.png", "?.png"}
-    assert failed
     service.close()
     (folder / "late.png").write_bytes(image("red", 3))
     thread.join(PATIENCE)

@@ -97,15 +97,14 @@ def test_steps_without_new_images(sizes, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
-def test_one_step_in_bf16(method, tmp_path, monkeypatch):
+def test_one_step_in_bf16(method, tmp_path, watch):
     """From the same weights on the same batch; after many steps nothing is alike."""
     seen = []
-    real = Descent.step
 
-    def step(self, batch, progress):
+    def twice(self, batch, _):
         module = self._module
         if not module.old_classes:
-            return real(self, batch, progress)
+            return
         for rounded in (False, True):
             with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
                 loss = module.loss(batch)
@@ -114,7 +113,7 @@ def test_one_step_in_bf16(method, tmp_path, monkeypatch):
             seen.append((loss.detach(), torch.cat(flat)))
         raise Killed
 
-    monkeypatch.setattr(Descent, "step", step)
+    watch(Descent, "step", twice)
     with pytest.raises(Killed):
         run(method, tmp_path, epochs=1)
     (loss, gradient), (rounded_loss, rounded_gradient) = seen

@@ -23,20 +23,18 @@ def answering(monkeypatch):
     made.close()
 
 
-def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering):
+def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering, watch):
     """Both threads embed an image when eight more come; these are embedded together."""
     sizes = []
     started = threading.Semaphore(0)
     go_on = threading.Event()
-    embed = answering.served.model.embed
 
-    def slow(images):
+    def wait(images):
         sizes.append(len(images))
         started.release()
         assert go_on.wait(PATIENCE)
-        return embed(images)
 
-    answering.served.model.embed = slow
+    watch(answering.served.model, "embed", wait)
     first = []
     for content in IMAGES[:2]:
         first.append(answering.submit(content))
@@ -51,26 +49,24 @@ def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering):
     assert len(sizes) < 10
 
 
-def test_a_small_request_does_not_wait_for_a_large_one(server, monkeypatch):
+def test_a_small_request_does_not_wait_for_a_large_one(server, watch):
     """Its image comes in turn, though it waits only once the large request has begun."""
     large, small = IMAGES[:2]
     go_on = threading.Event()
-    decode = answering_module.decoded
     decoding = server.app.state.decoding
     count = decoding._value + 3 * answering_module.LARGEST_BATCH
     decoded = []
 
-    def slow(content, *sizes):
+    def slow_down(content, *_):
         assert go_on.wait(PATIENCE)
         decoded.append(content)
         time.sleep(0.02)
-        return decode(content, *sizes)
 
     def ask(content, count):
         files = [("files", ("a.png", content))] * count
         return httpx.post(f"{server.url}/classify", files=files, timeout=PATIENCE)
 
-    monkeypatch.setattr(answering_module, "decoded", slow)
+    watch(answering_module, "decoded", slow_down)
     with ThreadPoolExecutor(2) as pool:
         whole = pool.submit(ask, large, count)
         assert becomes(lambda: len(decoding._waiters or ()) == 1)

@@ -172,17 +172,12 @@ def test_a_change_is_told_once_it_is_shown(browser, server):
         expect(message).to_contain_text(f"is served. {said}")
 
 
-def test_by_keyboard_in_the_dark(browser, server, monkeypatch):
+def test_by_keyboard_in_the_dark(browser, server, watch):
     """Tabs by arrows, and back; images by keys, to the next after each; every control can be
     reached and is readable. No message of an update is read out again and again.
     """
-    learn = service.learn
-
-    def slowly(*args, **options):
-        time.sleep(1)  # the page looks four times
-        return learn(*args, **options)
-
-    monkeypatch.setattr(service, "learn", slowly)
+    # The page looks four times.
+    watch(service, "learn", lambda *_, **options: time.sleep(1))
     with page_of(browser, server, scheme="dark") as page:
         page.locator("#tab-photos").click()
         page.locator("#tab-photos").focus()

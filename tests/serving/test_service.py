@@ -138,18 +138,16 @@ def test_a_trial_changes_nothing(http, tmp_path):
     assert http.get("/inbox").json()["waiting"] == 10
 
 
-def test_learning_blocks_no_answers_and_others_wait_in_their_place(http, monkeypatch):
+def test_learning_blocks_no_answers_and_others_wait_in_their_place(http, watch):
     """Two more changes say how many come before them."""
     begun = threading.Event()
     go_on = threading.Event()
-    learn = teaching.learn
 
-    def slow(*args, **kwargs):
+    def wait(*_, **options):
         begun.set()
         assert go_on.wait(PATIENCE)
-        return learn(*args, **kwargs)
 
-    monkeypatch.setattr(teaching, "learn", slow)
+    watch(teaching, "learn", wait)
     jobs = [teach(http, images("blue", 5), "blue", wait="false")]
     for new in ("a", "b"):
         jobs.append(http.post("/rename?wait=false", json={"old": "red", "new": new}))
@@ -169,18 +167,15 @@ def test_learning_blocks_no_answers_and_others_wait_in_their_place(http, monkeyp
     assert http.get("/versions").json()["current"] == 3
 
 
-def test_a_lesson_tells_how_far_it_is(http, monkeypatch):
-    inbox = http.app.app.state.service.inbox
-    embeddings = inbox.embeddings
-    seen = []
+def test_a_lesson_tells_how_far_it_is(http, watch):
+    service = http.app.app.state.service
 
-    def ask(names):
-        (job,) = http.app.app.state.service._jobs
+    def ask(_):
+        (job,) = service._jobs
         now = http.get(f"/jobs/{job}").json()
-        seen.append((now["action"], now["done"], now["total"]))
-        return embeddings(names)
+        return now["action"], now["done"], now["total"]
 
-    monkeypatch.setattr(inbox, "embeddings", ask)
+    seen = watch(service.inbox, "embeddings", ask)
     taught(http, "blue", 20)
     assert seen == [("learn", done, 20) for done in (0, 8, 16, 20)]
 

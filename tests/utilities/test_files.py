@@ -84,16 +84,14 @@ def test_disk_that_refuses_at_the_end(target, call, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL])
-def test_a_folder_that_cannot_be_flushed_has_the_new_file(target, number, monkeypatch):
+def test_a_folder_that_cannot_be_flushed_has_the_new_file(target, number, watch):
     """Only an error of the disk is one; some file systems cannot flush folders."""
-    flush = os.fsync
 
     def refuse(descriptor: int) -> None:
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise OSError(number, os.strerror(number))
-        flush(descriptor)
 
-    monkeypatch.setattr(os, "fsync", refuse)
+    watch(os, "fsync", refuse)
     if number == errno.EIO:
         with pytest.raises(CifnetError, match="Input/output error") as caught:
             files.write_atomic(target, lambda file: file.write(b"new"))
@@ -123,17 +121,15 @@ def test_a_lock_where_the_file_system_has_none(number, target, monkeypatch):
     assert os.listdir(target.parent) == [target.name]
 
 
-def test_a_file_that_another_program_has_open(target, monkeypatch):
+def test_a_file_that_another_program_has_open(target, watch, monkeypatch):
     """As Windows treats it: for a moment, and for longer."""
-    rename = os.replace
     refusals = [PermissionError(errno.EACCES, "Access is denied")]
 
     def refuse(*paths: Path) -> None:
         if refusals:
             raise refusals.pop()
-        rename(*paths)
 
-    monkeypatch.setattr(os, "replace", refuse)
+    watch(os, "replace", refuse)
     monkeypatch.setattr("time.sleep", Mock())
     files.write_atomic(target, lambda file: file.write(b"new"))
     assert target.read_bytes() == b"new"
