@@ -44,16 +44,6 @@ def test_each_image_is_found_once_it_is_written(tmp_path) -> None:
     assert "5.jxl" in told[0]
 
 
-def test_an_image_that_could_not_be_stored_is_found_again(tmp_path) -> None:
-    (tmp_path / "1.png").write_bytes(b"1")
-    images = NewImages(tmp_path, print)
-    batches = images.batches(2, pause=0, settled=False)
-    (image,) = next(batches)
-    images.find_again(image)
-    assert next(batches) == []
-    assert next(batches) == [image]
-
-
 def test_an_image_that_cannot_be_read_is_tried_again_and_told_once(
     tmp_path, monkeypatch
 ):
