@@ -10,6 +10,7 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.model.metrics import wilson_interval
+from cifnet_pl.testing import assert_same_state
 from tests.command_line import BUFFER, learned, make_images, run_cifnet
 from tests.models import WIDTH, empty
 
@@ -57,9 +58,7 @@ def test_equal_to_the_next_task_of_the_run(tmp_path: Path):
     draw = torch.Generator().manual_seed(0)
     z = torch.randn(40, extended.head.in_features, generator=draw) / 4
     assert_same_scores(extended, whole, z)
-    assert torch.equal(extended.buffer.key, whole.buffer.key)
-    assert torch.equal(extended.buffer.y, whole.buffer.y)
-    assert torch.equal(extended.buffer.z, whole.buffer.z)
+    assert_same_state(extended.buffer, whole.buffer.state_dict())
 
 
 # ---------------------------------------------------------------------- the command

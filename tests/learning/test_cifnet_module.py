@@ -14,6 +14,7 @@ import cifnet_pl.learning.callbacks
 from cifnet_pl import CalibrationBuffer
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.heads import CIFNetHead, RidgeHead
+from cifnet_pl.testing import assert_same_state
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import fit
 from tests.lightning_runs import digits, fitted, module, trainer
@@ -79,8 +80,7 @@ def test_the_backbone_never_moves_and_is_not_in_the_checkpoint(tmp_path, monkeyp
     run = trainer(tmp_path, watcher)
     run.fit(learner, datamodule=digits(max_tasks=2))
     assert watcher.count
-    for key, value in network.state_dict().items():
-        assert torch.equal(value, before[key]), key
+    assert_same_state(network, before)
     shape = learner.backbone.preprocessing
     again = cifnet_pl.backbones.Backbone("", network, 32, shape)
     assert digest == again.sha256
@@ -116,8 +116,7 @@ def test_a_second_fit_learns_what_is_left(tmp_path):
     run.fit(learner, datamodule=digits(max_tasks=3))
     assert run.global_step == run.current_epoch == 3
     assert learner.class_names == whole.class_names
-    for key, value in learner.state_dict().items():
-        assert torch.equal(value, whole.state_dict()[key]), key
+    assert_same_state(learner, whole.state_dict())
     assert [row.task for row in learner.record.rows] == [1, 2, 3]
 
 
@@ -151,8 +150,7 @@ def test_a_run_is_this_loop(tmp_path):
         buffer.commit()
         head.solve()
     for ours, theirs in ((head, learner.head), (buffer, learner.buffer)):
-        for key, value in theirs.state_dict().items():
-            assert torch.equal(value, ours.state_dict()[key]), key
+        assert_same_state(ours, theirs.state_dict())
 
 
 def test_a_head_is_taken_as_it_is_if_it_fits(tmp_path):
