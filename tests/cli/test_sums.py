@@ -1,6 +1,5 @@
 """Sums of shards: the same bits by whomever and in whatever order, and each sample once."""
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -31,6 +30,7 @@ from tests.cli.test_option_errors import one_sentence
 from tests.command_line import assert_ends, make_images, run_cifnet
 from tests.data.test_tar_shards import write
 from tests.heads.suite import QUICK, teach
+from tests.images.contents import file_of
 from tests.models import tensors_equal
 
 TRAINED = slice(14, None)
@@ -208,11 +208,10 @@ def tars(folder: Path, **counts: int) -> None:
     for name, count in counts.items():
         samples = []
         for i in range(count):
-            content = io.BytesIO()
             pixels = draw.integers(0, 255, (64, 64, 3), np.uint8)
-            Image.fromarray(pixels).save(content, "png")
+            content = file_of(Image.fromarray(pixels), "PNG")
             label = str(i % 2).encode()
-            samples.append((f"{name}{i}", {"png": content.getvalue(), "cls": label}))
+            samples.append((f"{name}{i}", {"png": content, "cls": label}))
         write(folder / f"{name}.tar", samples)
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 
 from cifnet_pl.data.samples import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
+from tests.images.contents import file_of
 
 
 def built(source: Any, root: Path | None = None, **options: Any) -> Source:
@@ -35,9 +36,7 @@ class Sample(NamedTuple):
 def png(seed: int = 0) -> bytes:
     """Return a small PNG file of its own."""
     pixels = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
-    content = io.BytesIO()
-    Image.fromarray(pixels).save(content, "PNG")
-    return content.getvalue()
+    return file_of(Image.fromarray(pixels), "PNG")
 
 
 def samples(*labels, count=4, split=None, first=0):

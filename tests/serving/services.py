@@ -26,6 +26,7 @@ from cifnet_pl.serving.app import make_app
 from cifnet_pl.serving.gate import Access
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
+from tests.images.contents import file_of
 from tests.models import learn_embeddings
 
 PATIENCE = 300
@@ -46,9 +47,7 @@ def pixels(name, number, side=24):
 
 def image(name, number, side=24, kind="PNG"):
     """The same as a file's content."""
-    out = io.BytesIO()
-    Image.fromarray(pixels(name, number, side)).save(out, kind)
-    return out.getvalue()
+    return file_of(Image.fromarray(pixels(name, number, side)), kind)
 
 
 def heic(name):

@@ -13,6 +13,7 @@ from PIL import Image
 
 from cifnet_pl.serving import app, gate
 from cifnet_pl.serving.gate import Limits
+from tests.images.contents import file_of
 from tests.serving.browsing import (
     check_looks,
     choose,
@@ -233,15 +234,13 @@ def test_a_click_counts_if_a_list_arrives_before_its_release(browser, server, pa
 TAKEN = "2026:03:01 12:30:00"
 
 
-def photo(number: int, orientation: int = 6) -> bytes:
+def photo(number: int) -> bytes:
     """A photo of a phone, lying on its side: too large to be sent as it is, with its time."""
     noise = np.random.default_rng(number).integers(0, 256, (700, 900, 3), np.uint8)
     exif = Image.Exif()
-    exif[0x0112] = orientation
+    exif[0x0112] = 6
     exif[0x0132] = TAKEN
-    out = io.BytesIO()
-    Image.fromarray(noise).save(out, "JPEG", quality=75, exif=exif)
-    return out.getvalue()
+    return file_of(Image.fromarray(noise), "JPEG", quality=75, exif=exif)
 
 
 def photos(count: int) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from cifnet_pl.images.image import FORMATS, UnreadableImage, read_square
 from cifnet_pl.serving import gate
 from cifnet_pl.serving.gate import Limits, checked_names, decoded, tidy, uploads
 from cifnet_pl.serving.messages import RequestError
-from tests.images.contents import bomb
+from tests.images.contents import bomb, file_of
 from tests.serving.services import image, zipped
 
 LIMITS = Limits(image_bytes=30_000, pixels=10_000, images=5, zip_bytes=100_000)
@@ -85,9 +85,7 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
 
 def icon(side: int) -> bytes:
     """An icon that says it has 16 pixels a side, around a PNG of another size."""
-    out = io.BytesIO()
-    Image.new("1", (side, side)).save(out, "PNG")
-    png = out.getvalue()
+    png = file_of(Image.new("1", (side, side)), "PNG")
     entry = struct.pack("<BBBBHHII", 16, 16, 0, 0, 1, 32, len(png), 22)
     return struct.pack("<HHH", 0, 1, 1) + entry + png
 
