@@ -189,9 +189,9 @@ def save(content: Any, tmp_path) -> str:
 @pytest.mark.parametrize(
     ("prefix", "nesting"),
     [
-        ("module.encoder_q.", ("state_dict",)),
-        ("encoder.", ("model",)),
-        ("module.backbone.", ("teacher",)),
+        ("module.encoder_q.", "state_dict"),
+        ("encoder.", "model"),
+        ("module.backbone.", "teacher"),
     ],
 )
 def test_prefixes_and_nesting_of_frameworks(prefix, nesting, resnet_state, tmp_path):
@@ -199,8 +199,7 @@ def test_prefixes_and_nesting_of_frameworks(prefix, nesting, resnet_state, tmp_p
     content["module.queue"] = torch.zeros(3)  # what frameworks store besides
     for copy in ("module.encoder_k.", "momentum_backbone.", "module.momentum_encoder."):
         content[f"{copy}conv1.weight"] = torch.zeros(1)  # not meant to be used
-    for key in nesting:
-        content = {"epoch": 3, key: content}
+    content = {"epoch": 3, nesting: content}
     backbone = build_backbone(save(content, tmp_path), "resnet32_cifar", engine="torch")
     loaded = backbone.network.state_dict()
     assert (backbone.features, backbone.preprocessing.image_size) == (64, 32)

@@ -117,6 +117,7 @@ def test_what_is_taken_away_comes_back_or_goes(tmp_path, monkeypatch):
         inbox = http.app.app.state.service.inbox
         watched = [(name, BytesIO(content)) for _, (name, content) in images("blue", 2)]
         assert inbox.receive(watched, again=False).images == []
+        assert tree(tmp_path / "w" / "images") == {second}
         assert http.get("/inbox").json()["waiting"] == 1
         # Whoever drops it again wants it.
         assert sent(http, images("blue", 2))["images"] == [first]

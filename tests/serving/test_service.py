@@ -314,26 +314,21 @@ def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
     assert "version 2 came after it" in late.json()["error"]
 
 
-def test_a_service_may_have_any_name(tmp_path, monkeypatch):
-    exported = export.Export(b"graph", export.ExportCheck(0.0))
-    monkeypatch.setattr(classifier, "onnx_bytes", lambda *_: exported)
-    with client(tmp_path / "w", options=ServiceOptions(name="Früchte 🍎")) as http:
-        assert http.get("/versions/1/onnx").status_code == 200
-
-
-def test_downloads(http, tmp_path, monkeypatch):
-    taught(http)
-    for file in (tmp_path / "w" / "versions").rglob("*.*"):
-        os.utime(file, (0, 0))  # as files of reproducible builds are dated
-    zip_file = tmp_path / "bundle.zip"
-    zip_file.write_bytes(http.get("/versions/2/bundle").content)
-    assert cifnet_pl.load(zip_file).class_names == ["red", "green", "blue"]
+def test_downloads(tmp_path, monkeypatch):
+    """A service may have any name."""
     exported = Mock(return_value=export.Export(b"graph", export.ExportCheck(0.0)))
     monkeypatch.setattr(classifier, "onnx_bytes", exported)
-    assert http.get("/versions/2/onnx").content == b"graph"
+    zip_file = tmp_path / "bundle.zip"
+    with client(tmp_path / "w", options=ServiceOptions(name="Früchte 🍎")) as http:
+        taught(http)
+        for file in (tmp_path / "w" / "versions").rglob("*.*"):
+            os.utime(file, (0, 0))  # as files of reproducible builds are dated
+        zip_file.write_bytes(http.get("/versions/2/bundle").content)
+        assert http.get("/versions/2/onnx").content == b"graph"
+        assert tree(tmp_path / "w" / "incoming") == set()
+    assert cifnet_pl.load(zip_file).class_names == ["red", "green", "blue"]
     names = exported.call_args.args[1]["class_names"]
     assert json.loads(names) == ["red", "green", "blue"]
-    assert tree(tmp_path / "w" / "incoming") == set()
 
 
 def test_doubtful_images(http):

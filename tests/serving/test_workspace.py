@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from cifnet_pl.serving import workspace as module
-from cifnet_pl.serving.gate import Upload
 from cifnet_pl.serving.messages import RequestError
 from cifnet_pl.serving.workspace import Change, Workspace
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
@@ -97,16 +96,6 @@ def test_the_version_before_stays_however_old_it_is(tmp_path):
     renamed(workspace, "b")
     assert walk(workspace, "undo")
     assert (workspace.current, first_class(workspace)) == (1, "red")
-
-
-def test_what_was_taken_away_is_not_written_again_by_a_watched_folder(tmp_path):
-    workspace = Workspace(tmp_path / "w", model())
-    photo = Upload("a.png", b"photo", "photo.png")
-    assert workspace.receive([photo], set(), again=False) == ["photo.png"]
-    workspace.remove(["photo.png"])
-    (tmp_path / "w" / "images" / "photo.png").unlink()
-    assert workspace.receive([photo], set(), again=False) == []
-    assert tree(tmp_path / "w" / "images") == set()
 
 
 def test_only_one_process_and_only_one_model(tmp_path):

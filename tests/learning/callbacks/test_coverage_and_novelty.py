@@ -4,13 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cifnet_pl.heads import NCMHead, RidgeHead
 from cifnet_pl.learning.callbacks import CoverageAndNoveltyMetrics
 from cifnet_pl.utilities.errors import CifnetError
-from tests.command_line import BUFFER, learned, rows
+from tests.command_line import BUFFER, learned, make_images, rows
 from tests.lightning_runs import digits, fitted
 
 COLUMNS = ["set_size", "set_coverage"]
@@ -22,12 +21,7 @@ RIDGE = ["--model.head", "RidgeHead", "--data.max_tasks", "2"]
 
 @pytest.fixture(scope="module")
 def unknown(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("unknown")
-    draw = np.random.default_rng(0)
-    for i in range(20):
-        pixels = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{i}.png")
-    return folder
+    return make_images(tmp_path_factory.mktemp("unknown"), ["yak", "zebu"])
 
 
 def test_a_calibrated_run_with_unknown_images(unknown, tmp_path, capsys):
