@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -166,13 +167,13 @@ def measurements(run: Path) -> list[list[str]]:
 
 
 def make_images(
-    root: Path, classes: list[str], per_class: int = 10, noise: float = 10
+    root: Path, classes: Sequence[str], per_class: int = 10, noise: float = 10
 ) -> Path:
     """Class folders of small PNG files: a little noise on a pattern that the class's name
     decides.
     """
     for name in classes:
-        draw = np.random.default_rng([*name.encode()])
+        draw = np.random.default_rng([*os.fsencode(name)])
         pattern = draw.integers(0, 256, (12, 10, 3))
         (root / name).mkdir(parents=True)
         for i in range(per_class):

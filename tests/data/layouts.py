@@ -10,8 +10,8 @@ import pyarrow
 import pyarrow.parquet
 
 from cifnet_pl.data.samples import Source
+from tests.command_line import make_images
 from tests.data.entrances import add_file, built, png
-from tests.data.tree import COLOURS, class_tree, fill
 
 
 class Case(NamedTuple):
@@ -95,14 +95,13 @@ def imagenette(root: Path) -> None:
 
 def eurosat(root: Path) -> None:
     """No parts of its own."""
-    class_tree(root / "eurosat/2750", 5)
+    make_images(root / "eurosat/2750", THREE, 5)
 
 
 def domain_folders(root: Path) -> None:
     """Two domains; the second one lacks a class."""
-    class_tree(root / "image", 5)
-    for i, name in enumerate(("blue", "green")):
-        fill(root / "sketch" / name, COLOURS[name], 5, first=100 * (i + 1))
+    make_images(root / "image", THREE, 5)
+    make_images(root / "sketch", THREE[:2], 5, noise=20)
 
 
 def listed(root: Path) -> None:

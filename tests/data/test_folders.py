@@ -14,10 +14,9 @@ from cifnet_pl.data.streams import Domains
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.utilities.errors import DataError
-from tests.command_line import FAST
-from tests.command_line import rows as table_rows
+from tests.command_line import FAST, make_images, rows
 from tests.data.entrances import built
-from tests.data.tree import COLOURS, class_tree, fill, image
+from tests.data.layouts import THREE
 from tests.lightning_runs import digits, module, trainer
 
 NAMES = [
@@ -40,9 +39,8 @@ def test_names_of_all_kinds_are_learned_and_predicted(tmp_path, capsys, caplog):
         (root / LATIN).mkdir(parents=True)
     except OSError:  # this file system takes no such names: nobody can have them here
         names = NAMES
-    for i, name in enumerate(names):
-        colour = ((i & 1) * 255, (i >> 1 & 1) * 255, (i >> 2 & 1) * 255)
-        fill(root / name / "nested" / name, colour, 5)
+    for name in names:
+        make_images(root / name / "nested", [name], 5)
     if LATIN in names:
         one = root / LATIN / "nested" / LATIN / "1.png"
         (root / LATIN / os.fsdecode(b"copy \xe9.png")).write_bytes(one.read_bytes())
@@ -53,10 +51,10 @@ def test_names_of_all_kinds_are_learned_and_predicted(tmp_path, capsys, caplog):
     assert main(["fit", *FAST, *options]) == 0
     assert main(["predict", *FAST, *options, "--ckpt_path", "last"]) == 0
     (found,) = logs.glob("default/version_*/predictions.csv")
-    rows = table_rows(found)
-    assert {row["true_class"] for row in rows} == set(names)
-    assert [row["class"] for row in rows] == [row["true_class"] for row in rows]
-    assert all((root / row["file"]).is_file() for row in rows)
+    table = rows(found)
+    assert {row["true_class"] for row in table} == set(names)
+    assert [row["class"] for row in table] == [row["true_class"] for row in table]
+    assert all((root / row["file"]).is_file() for row in table)
     if LATIN in names:
         # Lists show such bytes as codes, and tables keep them, so that the file is found.
         said = caplog.text + capsys.readouterr().out
@@ -64,17 +62,17 @@ def test_names_of_all_kinds_are_learned_and_predicted(tmp_path, capsys, caplog):
         (few,) = re.findall("Fewer than .* test images: .*", said)
         assert r"K\udce4tzchen" in few
         assert r"/K\udce4tzchen/bad \udce9.png: no image of a known format" in said
-        (table,) = logs.glob("default/version_*/duplicates.csv")
-        assert b"K\xe4tzchen/1.png,K\xe4tzchen/copy \xe9.png" in table.read_bytes()
+        (file,) = logs.glob("default/version_*/duplicates.csv")
+        assert b"K\xe4tzchen/1.png,K\xe4tzchen/copy \xe9.png" in file.read_bytes()
 
 
 def test_domains_whose_names_are_not_utf_8(tmp_path):
     try:
-        fill(tmp_path / LATIN / LATIN, COLOURS["blue"], 3)
+        make_images(tmp_path / LATIN, [LATIN], 3)
     except OSError:  # this file system takes no such names: nobody can have them here
         pytest.skip("names here are UTF-8")
-    fill(tmp_path / LATIN / "red", COLOURS["red"], 3)
-    fill(tmp_path / "day" / "red", COLOURS["red"], 3)
+    for domain in (LATIN, "day"):
+        make_images(tmp_path / domain, ["red"], 3)
     for order in ([LATIN, "day"], None):
         data = CIFNetDataModule("domains", root=str(tmp_path), stream=Domains(order))
         assert data.evaluated.categories.tolist() == (order or sorted([LATIN, "day"]))
@@ -83,7 +81,7 @@ def test_domains_whose_names_are_not_utf_8(tmp_path):
 
 
 def test_an_unreadable_image_is_named_or_left_out(tmp_path, caplog):
-    root = class_tree(tmp_path / "images")
+    root = make_images(tmp_path / "images", THREE, 5)
     for file in ("blue/a\nb.jpg", "red/c.jpg"):
         (root / file).write_bytes(b"\xff\xd8\xff\xe0" + file.encode())
     shown = f"{root}/blue/a\\nb.jpg: "
@@ -103,10 +101,10 @@ def test_an_unreadable_image_is_named_or_left_out(tmp_path, caplog):
 def test_images_to_learn_and_to_test_with_are_told_apart(tmp_path, held, packed):
     """By ``fit`` as by ``extend`` and ``evaluate``; images beside class folders are counted."""
     root = tmp_path / "images"
-    class_tree(root / "train", 4)
-    class_tree(root / held, 2)
-    image(COLOURS["red"]).save(root / "train" / "b.png")
-    image(COLOURS["red"]).save(root / "train" / "a.png")
+    make_images(root / "train", THREE, 4)
+    make_images(root / held, THREE, 2)
+    for name in ("b.png", "a.png"):
+        shutil.copy(root / "train" / "red" / "0.png", root / "train" / name)
     if packed:
         root = Path(shutil.make_archive(str(root), "zip", root))
     strays = (
@@ -147,9 +145,9 @@ def test_refused_in_one_sentence(files, sentence, tmp_path):
 
 
 def test_own_images_stay_with_their_class_whatever_links_say(tmp_path: Path) -> None:
-    root = class_tree(tmp_path / "images", 3)
+    root = make_images(tmp_path / "images", THREE, 3)
     elsewhere = tmp_path / "disk" / "amber"
-    fill(elsewhere / "2024", COLOURS["white"], 4)
+    make_images(elsewhere, ["2024"], 4)
     (root / "amber").symlink_to(elsewhere)  # a class folder elsewhere
     (root / "blue" / "again").symlink_to(root / "blue")  # a loop
     (root / "blue" / "up").symlink_to(root)  # a loop through all classes
@@ -164,7 +162,7 @@ def test_own_images_stay_with_their_class_whatever_links_say(tmp_path: Path) -> 
 
 
 def test_an_empty_folder_is_no_class(tmp_path: Path) -> None:
-    root = class_tree(tmp_path, 3)
+    root = make_images(tmp_path, THREE, 3)
     (root / "amber").mkdir()
     (root / "copy").symlink_to(root)
     source = built("folder", root)
@@ -180,7 +178,7 @@ def test_an_empty_folder_is_no_class(tmp_path: Path) -> None:
 def test_folders_and_archives_with_a_split_in_their_names(packed, tmp_path):
     root = tmp_path / "set"
     for name in ("scans-train", "scans-val2017"):
-        class_tree(root / name, 3)
+        make_images(root / name, THREE, 3)
         if packed:
             shutil.make_archive(str(root / name), "zip", root / name)
             shutil.rmtree(root / name)
@@ -192,7 +190,7 @@ def test_folders_and_archives_with_a_split_in_their_names(packed, tmp_path):
     "names", [["toy train 1", "toy train 2"], ["toy train", "test tube", "red"]]
 )
 def test_classes_may_have_the_name_of_a_split_in_theirs(names, tmp_path):
-    for seed, name in enumerate(names):
-        fill(tmp_path / name / "monday", (seed, 60, 90), 3)
+    for name in names:
+        make_images(tmp_path / name, ["monday"], 3)
     source = built("folder", tmp_path)
     assert source.class_names == sorted(names)

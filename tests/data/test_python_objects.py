@@ -13,9 +13,9 @@ from cifnet_pl.data.streams import Blurry, Returning, TaskFree
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.images.image import square
 from cifnet_pl.utilities.errors import CifnetError, UsageError
+from tests.command_line import make_images
 from tests.data.entrances import built
-from tests.data.layouts import vectors
-from tests.data.tree import class_tree
+from tests.data.layouts import THREE, vectors
 from tests.lightning_runs import module, trainer
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 6, 4, 3), dtype=np.uint8)
@@ -101,7 +101,7 @@ def test_tasks_in_another_order_or_that_return_are_refused() -> None:
 
 
 def test_images_in_a_loop_of_ones_own(tmp_path) -> None:
-    root = class_tree(tmp_path / "images", 5)
+    root = make_images(tmp_path / "images", THREE, 5)
     copied = root / "red" / "copy.png"
     copied.write_bytes((root / "red" / "0.png").read_bytes())
     options = {"root": str(root), "image_size": 8, "num_workers": 2, "batch_size": 3}

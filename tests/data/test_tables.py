@@ -13,9 +13,9 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.data.streams import Domains, Listed, make_plan
 from cifnet_pl.utilities.errors import DataError, UsageError
+from tests.command_line import make_images
 from tests.data.entrances import built
-from tests.data.layouts import listed, vectors
-from tests.data.tree import class_tree
+from tests.data.layouts import THREE, listed, vectors
 
 Z, Y = vectors()
 
@@ -132,7 +132,7 @@ def test_tasks_and_domains_of_a_table(tmp_path):
     ],
 )
 def test_bad_tables(table: str, sentence: str, tmp_path: Path) -> None:
-    class_tree(tmp_path, 1)
+    make_images(tmp_path, THREE, 1)
     (tmp_path / "table.csv").write_bytes(table.encode("latin-1"))
     with pytest.raises(DataError, match=sentence):
         built("manifest", tmp_path / "table.csv")
@@ -160,7 +160,7 @@ TABLES = [
 
 @pytest.mark.parametrize("content", TABLES)
 def test_tables_as_spreadsheets_write_them(content: bytes, tmp_path: Path) -> None:
-    class_tree(tmp_path, 3)
+    make_images(tmp_path, THREE, 3)
     (tmp_path / "table.csv").write_bytes(content)
     source = built("manifest", tmp_path / "table.csv")
     assert source.class_names == ["blue", "green"]
@@ -168,7 +168,7 @@ def test_tables_as_spreadsheets_write_them(content: bytes, tmp_path: Path) -> No
 
 
 def test_an_excel_workbook(tmp_path: Path) -> None:
-    class_tree(tmp_path, 3)
+    make_images(tmp_path, THREE, 3)
     rows = pd.DataFrame({"path": ROWS, "label": [7] * 3 + [12] * 3})
     rows.to_excel(tmp_path / "table.xlsx", index=False)
     source = built("manifest", tmp_path / "table.xlsx")
@@ -176,7 +176,7 @@ def test_an_excel_workbook(tmp_path: Path) -> None:
 
 
 def test_bare_ids_are_asked_about_and_completed(tmp_path: Path) -> None:
-    class_tree(tmp_path / "train", 2)
+    make_images(tmp_path / "train", THREE, 2)
     for path in sorted((tmp_path / "train").rglob("*.png")):
         path.rename(tmp_path / "train" / f"{path.parent.name}{path.name}")
     (tmp_path / "labels.csv").write_text("id,breed\nblue0,a\nblue1,a\nred0,b\nred1,b")

@@ -19,7 +19,6 @@ from tests.command_line import FAST, make_images
 from tests.data import test_sources
 from tests.data.entrances import png
 from tests.data.layouts import NUMBERED, THREE, Case
-from tests.data.tree import COLOURS, class_tree, image
 
 datasets = pytest.importorskip("datasets")
 webdataset = pytest.importorskip("webdataset")
@@ -76,10 +75,8 @@ def saved(root: Path) -> None:
 
 
 def image_folder(root: Path) -> None:
-    class_tree(root / "train", 5)
-    for i, name in enumerate(THREE):
-        (root / "test" / name).mkdir(parents=True)
-        image(COLOURS[name], seed=100 + i).save(root / "test" / name / "0.png")
+    make_images(root / "train", THREE, 5)
+    make_images(root / "test", THREE, 1, noise=20)
 
 
 HEAVY = [
