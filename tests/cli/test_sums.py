@@ -29,7 +29,7 @@ from cifnet_pl.utilities.errors import (
 from tests.cli.test_option_errors import one_sentence
 from tests.command_line import assert_ends, make_images, run_cifnet
 from tests.data.test_tar_shards import write
-from tests.heads.suite import QUICK, teach
+from tests.heads.suite import QUICK, normal, teach
 from tests.images.contents import file_of
 from tests.models import tensors_equal
 
@@ -84,12 +84,6 @@ def merged(folder: Path, *files: Path) -> Classifier:
     return cifnet_pl.load(folder)
 
 
-def z_of(model: Classifier) -> torch.Tensor:
-    """Random embeddings."""
-    draw = torch.Generator().manual_seed(0)
-    return torch.randn(50, model.head.in_features, generator=draw)
-
-
 @pytest.mark.parametrize("head", REGISTERED)
 def test_every_head_whose_statistics_are_sums(head: str, vectors: Path, tmp_path: Path):
     """Parts in any order against the head that learns all at once; other heads are refused."""
@@ -107,7 +101,7 @@ def test_every_head_whose_statistics_are_sums(head: str, vectors: Path, tmp_path
     teach(whole, torch.from_numpy(stored["embeddings"][TRAINED]), y)
     assert list(model.counts.values()) == y.bincount().tolist()
     tolerance = 1e-9 if whole.dtype == torch.float64 else 1e-4
-    z = z_of(model)
+    z = normal(50, 12)
     torch.testing.assert_close(model.head(z), whole(z), rtol=tolerance, atol=tolerance)
 
 
@@ -131,7 +125,7 @@ def test_a_tree_of_sums(shards: list[Path], tmp_path: Path, capsys):
     tree = merged(tmp_path / "tree", middle, shards[4], shards[0])
     line = merged(tmp_path / "line", *shards)
     assert tree.counts == line.counts
-    z = z_of(line)
+    z = normal(50, 12)
     torch.testing.assert_close(tree.head(z), line.head(z), rtol=1e-9, atol=1e-9)
     merged(tmp_path / "line", *shards)
     assert "already there" in capsys.readouterr().err
@@ -151,8 +145,7 @@ def test_the_model_of_one_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     np.savez(file, embeddings=z.astype(np.float32), labels=labels, split=split)
     common = f"--config folder --data.source embeddings --data.root {file}"
     sums = f"sums --shard 2/3 1/3 3/3 --output {tmp_path}/s {common}"
-    assert main(sums.split()) == 0
-    assert "learned 500 of 500 samples" in capsys.readouterr().out
+    assert_ends(main(sums.split()), 0, "learned 500 of 500 samples", capsys)
     parts = merged(tmp_path / "m", tmp_path / "s")
     assert "learned 1,500 of 1,500 samples" in capsys.readouterr().out
     of_fit = f"--data.classes_per_task 5 --logs {tmp_path} --experiment e"
@@ -284,8 +277,7 @@ def test_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     shutil.copy(images / "bee" / "3.png", images / "ant" / "wrong.png")
     given = f"--data.root {images} --model.backbone pixels:8 --data.num_workers 0"
     line = f"sums --shard 1/3 3/3 2/3 --output {tmp_path}/s {given}"
-    assert main(line.split()) == 0
-    assert "ant/wrong.png (also in bee)" in capsys.readouterr().out
+    assert_ends(main(line.split()), 0, "ant/wrong.png (also in bee)", capsys)
     plan = json.loads((tmp_path / "s" / "plan.json").read_text())
     assert plan["counts"] == [6, 5]
     model = merged(tmp_path / "m", tmp_path / "s")

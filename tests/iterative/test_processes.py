@@ -4,7 +4,6 @@ import logging
 import os
 import warnings
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -14,8 +13,7 @@ from cifnet_pl.iterative import METHODS, CREATEModule, ReplayModule, TagFexModul
 from cifnet_pl.iterative.descent import Descent
 from cifnet_pl.learning.strategy import StatisticsDDPStrategy
 from tests.iterative.suite import NAMES, data, install, learner
-from tests.killing import ended, start
-from tests.learning.test_strategy import reserved_port
+from tests.learning.test_strategy import several
 from tests.lightning_runs import trainer
 
 pytestmark = pytest.mark.system
@@ -71,10 +69,11 @@ def learn(method, folder, name):
     torch.save((losses, made.state_dict()), folder / name)
 
 
-def rank(number, port, folder):
+def rank(number, count, port, given):
     """One of two processes: learns with every method, one after the other."""
+    (folder,) = given
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NODE_RANK="0")
-    os.environ.update(WORLD_SIZE="2", LOCAL_RANK=str(number))
+    os.environ.update(WORLD_SIZE=str(count), LOCAL_RANK=str(number))
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(1)
@@ -92,14 +91,7 @@ def rank(number, port, folder):
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
-    with reserved_port() as port:
-        processes = [
-            start(partial(rank, number, port, folder), folder / f"output_{number}")
-            for number in range(2)
-        ]
-        codes = [ended(process) for process in processes]
-    shown = [path.read_text() for path in folder.glob("output_*")]
-    assert codes == [0, 0], shown
+    several(2, folder, folder, work=rank)
     return folder
 
 

@@ -59,15 +59,16 @@ def reserved_port():
         yield reserved.getsockname()[1]
 
 
-def several(count, folder, *words, code=0):
+def several(count, folder, *given, work=None, code=0):
     """All that processes wrote that another program started (as torchrun does), and that ended with
-    ``code``.
+    ``code``. They run a command line, unless they have other work.
     """
     outputs = [folder / f"output_{number}" for number in range(count)]
     with reserved_port() as port:
         processes = []
         for number, output in enumerate(outputs):
-            processes.append(start(partial(rank, number, count, port, words), output))
+            one = partial(work or rank, number, count, port, given)
+            processes.append(start(one, output))
         codes = [ended(process) for process in processes]
     shown = "".join(output.read_text() for output in outputs)
     assert codes == [code] * count, shown

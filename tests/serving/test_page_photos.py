@@ -2,8 +2,6 @@
 is lost.
 """
 
-import csv
-import io
 import math
 import re
 
@@ -13,6 +11,7 @@ from PIL import Image
 
 from cifnet_pl.serving import app, gate
 from cifnet_pl.serving.gate import Limits
+from tests.command_line import rows
 from tests.images.contents import file_of
 from tests.serving.browsing import (
     check_looks,
@@ -194,8 +193,7 @@ def test_many_images_are_named_by_a_range_and_listed(browser, server):
         expect(cards).to_have_count(21)
         page.locator("#learn").click()
         expect(page.locator("#message-text")).to_contain_text("blue (4)")
-        text = download.value.path().read_text(encoding="utf-8")
-    table = {row["file"]: row for row in csv.DictReader(io.StringIO(text))}
+        table = {row["file"]: row for row in rows(download.value.path())}
     assert all(table[file]["closest"] in ("red", "green") for file in files)
     assert [table[file]["class"] for file in list(files)[:16]] == names[:16]
     unknown = [table[file] for file in list(files)[16:]]
