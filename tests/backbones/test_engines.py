@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -69,15 +68,12 @@ def small_networks(tmp_path_factory: pytest.TempPathFactory):
         yield
 
 
-@contextmanager
-def threads_of_torch(count: int):
-    """Another number of threads than usual within the block."""
+@pytest.fixture
+def usual_threads():
+    """As many threads of torch afterwards as before."""
     usual = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)
+    yield
+    torch.set_num_threads(usual)
 
 
 def images(count: int = 5, side: int = 16) -> Tensor:
@@ -109,6 +105,7 @@ def test_engines_agree_for_any_number_and_size_of_images():
         (1, 5, 2, 2**18),
     ],
 )
+@pytest.mark.usefixtures("usual_threads")
 def test_embeddings_do_not_depend_on_how_the_images_are_divided(
     monkeypatch, threads, count, piece, large
 ):
@@ -116,22 +113,22 @@ def test_embeddings_do_not_depend_on_how_the_images_are_divided(
     one_by_one = torch.cat([backbone(image[None]) for image in images(count)])
     monkeypatch.setattr(engines, "PIXELS_PER_PIECE", int(piece * 16 * 16))
     monkeypatch.setattr(engines, "PIXELS_FOR_SHARED_WORK", large)
-    with threads_of_torch(threads):
-        assert torch.equal(backbone(images(count)), one_by_one)
+    torch.set_num_threads(threads)
+    assert torch.equal(backbone(images(count)), one_by_one)
 
 
 @pytest.mark.system
 def test_a_real_network_gives_the_same_bits_with_any_number_of_threads_and_images(
-    monkeypatch,
+    monkeypatch, usual_threads
 ):
     monkeypatch.setenv(engines.CACHE_VARIABLE, SHARED_CACHE)
     backbone = build_backbone("embedded:efficientnet_lite0", engine="onnxruntime")
     batch = images(6, 64)
     results = []
     for threads in (1, 2, 5):
-        with threads_of_torch(threads):
-            one_by_one = [backbone(image[None]) for image in batch]
-            results += [backbone(batch), torch.cat(one_by_one)]
+        torch.set_num_threads(threads)
+        one_by_one = [backbone(image[None]) for image in batch]
+        results += [backbone(batch), torch.cat(one_by_one)]
     assert all(torch.equal(z, results[0]) for z in results)
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import unicodedata
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.processes import RANKS
 from cifnet_pl.utilities.run_folders import RunChoice, locked_run
 from tests.command_line import assert_ends, fit, learned, make_images, rows, run_cifnet
+from tests.data.test_sources import COMPOSED, DECOMPOSED
 from tests.models import empty, learn_task
 
 ONE_TASK = ("--data.max_tasks", "1")
@@ -135,9 +135,6 @@ def test_a_repeated_command_finds_its_output_there(model, tmp_path, capsys):
 
 
 # ---------------------------------------------------------------------- folders as people have them
-
-COMPOSED = unicodedata.normalize("NFC", "Café")
-DECOMPOSED = unicodedata.normalize("NFD", "Café")
 
 
 @pytest.fixture(scope="module")

@@ -230,7 +230,6 @@ def test_a_part_reads_little_more_than_its_share(source: str, tmp_path: Path):
     data = tmp_path / "data"
     files = [data]
     if source == "embeddings":
-        pytest.importorskip("pyarrow")
         data = data.with_suffix(".parquet")
         z = np.random.default_rng(0).normal(size=(64 * 80, 512)).astype(np.float32)
         table = {"embeddings": list(z), "labels": np.arange(len(z)) % 3}
@@ -257,7 +256,6 @@ def test_a_part_reads_little_more_than_its_share(source: str, tmp_path: Path):
 
 def test_row_groups(vectors: Path, shards: list[Path], tmp_path: Path):
     """Of Parquet, and the array of the same embeddings: the same sums."""
-    pytest.importorskip("pyarrow")
     stored = np.load(vectors)
     columns = {name: list(stored[name]) for name in stored.files}
     file = tmp_path / "vectors.parquet"
