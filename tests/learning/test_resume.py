@@ -217,112 +217,114 @@ def saved(reference, tmp_path_factory):
     return folder
 
 
-class TestOtherCheckpoints:
-    """Checkpoints that something else than the end of a task wrote."""
-
-    @pytest.mark.parametrize("moment", SAVED, ids=str)
-    def test_go_on_with_the_task_started_again_clean(
-        self, moment, saved, reference, tmp_path
-    ):
-        assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(saved / str(moment))) == 0
-        assert_same_run(tmp_path / RUN, reference)
-
-    @pytest.mark.parametrize(
-        ("command", "name", "said"),
-        [
-            ("fit", "solving", "it was written while it was being solved"),
-            ("fit", "weights", "weights only"),
-            ("validate", str(SAVED[0]), "does not hold task 2"),
-            ("validate", "weights", ""),
-        ],
-    )
-    def test_of_half_a_task_or_of_weights_alone(
-        self, command, name, said, saved, tmp_path, capsys
-    ):
-        words = f"{command} --logs {tmp_path} --ckpt_path"
-        code = main([*words.split(), str(saved / name), *FAST, *OPTIONS])
-        assert_ends(code, 1 if said else 0, said, capsys)
-
-    def test_of_slurm(self, reference, tmp_path, monkeypatch, capsys):
-        """SIGUSR1 before the time limit: Lightning saves and queues the job again, which picks it
-        up by itself.
-        """
-        job = {"NTASKS": "1", "JOB_NAME": "job", "JOB_ID": "7"}
-        for name, value in (job | dict.fromkeys(["PROCID", "LOCALID"], "0")).items():
-            monkeypatch.setenv(f"SLURM_{name}", value)
-        monkeypatch.setenv("SLURM_NODEID", "0")
-        monkeypatch.setenv("PATH", "")  # no scontrol here
-        limit = Act("on_train_batch_end", 2, die, 5)
-        with callbacks(signalled(signal.SIGUSR1), limit), pytest.raises(Killed):
-            fit(tmp_path, *OPTIONS)
-        assert (tmp_path / "default" / "hpc_ckpt_1.ckpt").is_file()
-        said = ", 2 learned before"
-        assert_ends(fit(tmp_path, *OPTIONS), 0, said, capsys)
-        assert_same_run(tmp_path / "default" / "version_1", reference)
+# ---------------------------------------------------------------------- other checkpoints
 
 
-class TestMore:
-    """More tasks and more classes, later."""
+@pytest.mark.parametrize("moment", SAVED, ids=str)
+def test_a_task_that_was_saved_starts_again_clean(moment, saved, reference, tmp_path):
+    assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(saved / str(moment))) == 0
+    assert_same_run(tmp_path / RUN, reference)
 
-    def test_nothing_is_left_to_do(self, reference, tmp_path, capsys):
-        shutil.copytree(reference, tmp_path / RUN)
-        last = tmp_path / RUN / "checkpoints" / "last.ckpt"
-        before = last.stat().st_mtime_ns
-        # A run that never began is not the last one.
-        assert fit(tmp_path, *OPTIONS, "--model.buffer.capacity", "3") == 2
-        capsys.readouterr()
-        assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "1", *LAST) == 0
-        shown = capsys.readouterr()
-        assert shown.err == ""
-        assert ", 3 learned before" in shown.out
-        assert f"Run folder {tmp_path / RUN}" in shown.out
-        assert shown.out.count("│") == 3 * 8  # the table: a row for each task
-        assert_same_run(tmp_path / RUN, reference)
-        assert last.stat().st_mtime_ns == before
 
-    def test_classes_that_sort_first_and_one_gone(self, tmp_path, monkeypatch, capsys):
-        images = make_images(tmp_path / "images", ["m", "n", "o", "p", "q"])
-        words = f"--data.source folder --data.root {images} --data.class_order 7"
-        options = [*BUFFER, *words.split()]
-        folder = learned(tmp_path, *options)
-        first = checkpoint(folder)
-        sizes = first["cifnet"]["task_sizes"]
-        assert sizes == [2, 2, 1]
-        make_images(images, ["a", "b", "z"])
-        with monkeypatch.context() as patched:
-            patched.setattr(CIFNetModule, "training_step", die)
-            with pytest.raises(Killed):
-                fit(tmp_path, *options, *LAST)
-        assert not (folder / "summary.json").exists()
-        assert fit(tmp_path, *options, *LAST) == 0
-        then = checkpoint(folder)
-        names = then["cifnet"]["class_names"]
-        assert names[:5] == first["cifnet"]["class_names"]
-        assert sorted(names[5:]) == ["a", "b", "z"]
-        assert then["cifnet"]["task_sizes"] == [2, 2, 1, 2, 1]
-        assert then["state_dict"]["head.labels"].tolist() == list(range(8))
-        summary = json.loads((folder / "summary.json").read_text())
-        assert (summary["n_classes"], summary["n_tasks"]) == (8, 5)
-        # The patterns are easy to tell apart, so a shifted label would be seen.
-        assert summary["A_K"] > 80
-        # Sums of the first tasks' own samples are as they were: the new classes are only negatives
-        # for them.
-        name = "head.cohorts.0.sums.counts"
-        assert torch.equal(first["state_dict"][name], then["state_dict"][name])
-        shutil.rmtree(images / "n")
-        capsys.readouterr()
-        assert_ends(fit(tmp_path, *options, *LAST), 1, "class 'n'", capsys)
+@pytest.mark.parametrize(
+    ("command", "name", "said"),
+    [
+        ("fit", "solving", "it was written while it was being solved"),
+        ("fit", "weights", "weights only"),
+        ("validate", str(SAVED[0]), "does not hold task 2"),
+        ("validate", "weights", ""),
+    ],
+)
+def test_checkpoints_of_half_a_task_or_of_weights_alone(
+    command, name, said, saved, tmp_path, capsys
+):
+    words = f"{command} --logs {tmp_path} --ckpt_path"
+    code = main([*words.split(), str(saved / name), *FAST, *OPTIONS])
+    assert_ends(code, 1 if said else 0, said, capsys)
 
-    @pytest.mark.parametrize("is_begun", [False, True])
-    def test_last_without_a_checkpoint(self, is_begun, reference, tmp_path, capsys):
-        said = f"no run of experiment 'default' in {tmp_path} yet: starting with task 1"
-        if is_begun:
-            (tmp_path / RUN).mkdir(parents=True)
-            (tmp_path / RUN / "config.yaml").write_text("")
-            said = ""
-        one = ["--data.max_tasks", "1"]
-        assert_ends(fit(tmp_path, *OPTIONS, *one, *LAST), 0, said, capsys)
-        assert measurements(tmp_path / RUN) == measurements(reference)[:2]
+
+def test_a_checkpoint_of_slurm(reference, tmp_path, monkeypatch, capsys):
+    """SIGUSR1 before the time limit: Lightning saves and queues the job again, which picks it
+    up by itself.
+    """
+    job = {"NTASKS": "1", "JOB_NAME": "job", "JOB_ID": "7"}
+    for name, value in (job | dict.fromkeys(["PROCID", "LOCALID"], "0")).items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURM_NODEID", "0")
+    monkeypatch.setenv("PATH", "")  # no scontrol here
+    limit = Act("on_train_batch_end", 2, die, 5)
+    with callbacks(signalled(signal.SIGUSR1), limit), pytest.raises(Killed):
+        fit(tmp_path, *OPTIONS)
+    assert (tmp_path / "default" / "hpc_ckpt_1.ckpt").is_file()
+    said = ", 2 learned before"
+    assert_ends(fit(tmp_path, *OPTIONS), 0, said, capsys)
+    assert_same_run(tmp_path / "default" / "version_1", reference)
+
+
+# ---------------------------------------------------------------------- more tasks and classes
+
+
+def test_nothing_is_left_to_do(reference, tmp_path, capsys):
+    shutil.copytree(reference, tmp_path / RUN)
+    last = tmp_path / RUN / "checkpoints" / "last.ckpt"
+    before = last.stat().st_mtime_ns
+    # A run that never began is not the last one.
+    assert fit(tmp_path, *OPTIONS, "--model.buffer.capacity", "3") == 2
+    capsys.readouterr()
+    assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "1", *LAST) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert ", 3 learned before" in shown.out
+    assert f"Run folder {tmp_path / RUN}" in shown.out
+    assert shown.out.count("│") == 3 * 8  # the table: a row for each task
+    assert_same_run(tmp_path / RUN, reference)
+    assert last.stat().st_mtime_ns == before
+
+
+def test_classes_that_sort_first_and_one_gone(tmp_path, monkeypatch, capsys):
+    images = make_images(tmp_path / "images", ["m", "n", "o", "p", "q"])
+    words = f"--data.source folder --data.root {images} --data.class_order 7"
+    options = [*BUFFER, *words.split()]
+    folder = learned(tmp_path, *options)
+    first = checkpoint(folder)
+    sizes = first["cifnet"]["task_sizes"]
+    assert sizes == [2, 2, 1]
+    make_images(images, ["a", "b", "z"])
+    with monkeypatch.context() as patched:
+        patched.setattr(CIFNetModule, "training_step", die)
+        with pytest.raises(Killed):
+            fit(tmp_path, *options, *LAST)
+    assert not (folder / "summary.json").exists()
+    assert fit(tmp_path, *options, *LAST) == 0
+    then = checkpoint(folder)
+    names = then["cifnet"]["class_names"]
+    assert names[:5] == first["cifnet"]["class_names"]
+    assert sorted(names[5:]) == ["a", "b", "z"]
+    assert then["cifnet"]["task_sizes"] == [2, 2, 1, 2, 1]
+    assert then["state_dict"]["head.labels"].tolist() == list(range(8))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["n_classes"], summary["n_tasks"]) == (8, 5)
+    # The patterns are easy to tell apart, so a shifted label would be seen.
+    assert summary["A_K"] > 80
+    # Sums of the first tasks' own samples are as they were: the new classes are only negatives
+    # for them.
+    name = "head.cohorts.0.sums.counts"
+    assert torch.equal(first["state_dict"][name], then["state_dict"][name])
+    shutil.rmtree(images / "n")
+    capsys.readouterr()
+    assert_ends(fit(tmp_path, *options, *LAST), 1, "class 'n'", capsys)
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_last_without_a_checkpoint(is_begun, reference, tmp_path, capsys):
+    said = f"no run of experiment 'default' in {tmp_path} yet: starting with task 1"
+    if is_begun:
+        (tmp_path / RUN).mkdir(parents=True)
+        (tmp_path / RUN / "config.yaml").write_text("")
+        said = ""
+    one = ["--data.max_tasks", "1"]
+    assert_ends(fit(tmp_path, *OPTIONS, *one, *LAST), 0, said, capsys)
+    assert measurements(tmp_path / RUN) == measurements(reference)[:2]
 
 
 OTHER = [
@@ -332,44 +334,49 @@ OTHER = [
 ]
 
 
-class TestRefused:
-    @pytest.mark.parametrize(("model", "data", "said"), OTHER)
-    def test_of_other_settings(self, model, data, said, reference, tmp_path):
-        path = reference / "checkpoints" / "last.ckpt"
-        learner = module(**{"buffer": CalibrationBuffer(300, seed=5), **model})
-        with pytest.raises(CheckpointError, match=said):
-            trainer(tmp_path).validate(learner, digits(**data), ckpt_path=path)
+# ---------------------------------------------------------------------- what is refused
 
-    def test_truncated(self, reference, tmp_path, capsys):
-        whole = (reference / "checkpoints" / "last.ckpt").read_bytes()
-        path = tmp_path / RUN / "checkpoints" / "last.ckpt"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(whole[:-1])
-        (path.parent.parent / "config.yaml").write_text("")
-        assert fit(tmp_path, *OPTIONS, *LAST) == 1
-        assert f"cannot read checkpoint {path}" in one_sentence(capsys)
 
-    def test_one_flipped_bit(self, reference, tmp_path):
-        path = tmp_path / "last.ckpt"
-        shutil.copy(reference / "checkpoints" / "last.ckpt", path)
-        with zipfile.ZipFile(path) as archive:  # the largest are numbers of the head
-            entry = max(archive.infolist(), key=lambda entry: entry.file_size)
-        content = bytearray(path.read_bytes())
-        content[entry.header_offset + entry.file_size // 2] ^= 0x40
-        path.write_bytes(content)
-        torch.load(path, weights_only=True)  # does not notice
-        run = trainer(tmp_path, TaskCheckpoint())
-        with pytest.raises(CheckpointError, match="is damaged: the checksum of"):
-            run.validate(module(), digits(), ckpt_path=path)
+@pytest.mark.parametrize(("model", "data", "said"), OTHER)
+def test_other_settings_are_refused(model, data, said, reference, tmp_path):
+    path = reference / "checkpoints" / "last.ckpt"
+    learner = module(**{"buffer": CalibrationBuffer(300, seed=5), **model})
+    with pytest.raises(CheckpointError, match=said):
+        trainer(tmp_path).validate(learner, digits(**data), ckpt_path=path)
 
-    def test_two_runs_in_one_folder(self, reference, tmp_path, capsys):
-        shutil.copytree(reference, tmp_path / RUN)
-        with exclusive(tmp_path / RUN):
-            assert fit(tmp_path, *OPTIONS, *LAST) == 2
-        said = f"another process is writing {tmp_path / RUN}"
-        assert said in capsys.readouterr().err
-        with exclusive(tmp_path / "default" / "version_1"):
-            assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "1") == 0
-        assert not (tmp_path / "default" / "version_1").exists()
-        assert (tmp_path / "default" / "version_2" / "summary.json").exists()
-        assert not list((tmp_path / "default").glob(".*.lock"))
+
+def test_a_truncated_checkpoint_is_refused(reference, tmp_path, capsys):
+    whole = (reference / "checkpoints" / "last.ckpt").read_bytes()
+    path = tmp_path / RUN / "checkpoints" / "last.ckpt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(whole[:-1])
+    (path.parent.parent / "config.yaml").write_text("")
+    assert fit(tmp_path, *OPTIONS, *LAST) == 1
+    assert f"cannot read checkpoint {path}" in one_sentence(capsys)
+
+
+def test_one_flipped_bit_is_refused(reference, tmp_path):
+    path = tmp_path / "last.ckpt"
+    shutil.copy(reference / "checkpoints" / "last.ckpt", path)
+    with zipfile.ZipFile(path) as archive:  # the largest are numbers of the head
+        entry = max(archive.infolist(), key=lambda entry: entry.file_size)
+    content = bytearray(path.read_bytes())
+    content[entry.header_offset + entry.file_size // 2] ^= 0x40
+    path.write_bytes(content)
+    torch.load(path, weights_only=True)  # does not notice
+    run = trainer(tmp_path, TaskCheckpoint())
+    with pytest.raises(CheckpointError, match="is damaged: the checksum of"):
+        run.validate(module(), digits(), ckpt_path=path)
+
+
+def test_two_runs_in_one_folder(reference, tmp_path, capsys):
+    shutil.copytree(reference, tmp_path / RUN)
+    with exclusive(tmp_path / RUN):
+        assert fit(tmp_path, *OPTIONS, *LAST) == 2
+    said = f"another process is writing {tmp_path / RUN}"
+    assert said in capsys.readouterr().err
+    with exclusive(tmp_path / "default" / "version_1"):
+        assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "1") == 0
+    assert not (tmp_path / "default" / "version_1").exists()
+    assert (tmp_path / "default" / "version_2" / "summary.json").exists()
+    assert not list((tmp_path / "default").glob(".*.lock"))
