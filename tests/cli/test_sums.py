@@ -228,7 +228,6 @@ def bytes_read() -> int:
 def test_a_part_reads_little_more_than_its_share(source: str, tmp_path: Path):
     """At most a 32nd of the whole by part 1/64, and the plan."""
     data = tmp_path / "data"
-    files = [data]
     if source == "embeddings":
         data = data.with_suffix(".parquet")
         z = np.random.default_rng(0).normal(size=(64 * 80, 512)).astype(np.float32)

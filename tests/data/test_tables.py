@@ -13,7 +13,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.data.streams import Domains, Listed, make_plan
 from cifnet_pl.utilities.errors import DataError, UsageError
-from tests.command_line import make_images
+from tests.command_line import learned, make_images
 from tests.data.entrances import built
 from tests.data.layouts import THREE, listed, vectors
 
@@ -207,11 +207,9 @@ def test_learn_and_classify_files_by_the_command_line(tmp_path, capsys):
     np.savez(files / "train.npz", embeddings=z[:150], labels=y[:150])
     ids = [f"s{i}" for i in range(50)]
     np.savez(files / "test.npz", embeddings=z[150:], labels=y[150:], ids=ids)
-    line = f"fit --data.source embeddings --data.root {files} --data.classes_per_task 5"
-    line += f" --model.head RidgeHead --logs {tmp_path} --energy.enabled false"
-    assert main([*line.split(), "--model.backbone", "pixels"]) == 0
-    assert "backbone, pixels is left out" in capsys.readouterr().out
-    run = tmp_path / "default" / "version_0"
+    line = f"--data.source embeddings --data.root {files} --model.head RidgeHead"
+    run = learned(tmp_path, *line.split(), "--data.classes_per_task", "5")
+    assert "backbone, pixels:8 is left out" in capsys.readouterr().out
     assert "backbone: none:16" in (run / "config.yaml").read_text()
     narrow = tmp_path / "narrow.npz"
     np.savez(narrow, embeddings=z[:, :8])

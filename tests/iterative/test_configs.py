@@ -8,13 +8,11 @@ import yaml
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.iterative import METHODS
-from tests.command_line import make_images
+from tests.command_line import DATA, make_images
 
 FOLDER = Path(__file__).parents[2] / "configs" / "iterative"
 ALL = sorted(FOLDER.glob("*.yaml"))
-TINY = "--data.source folder --data.classes_per_task 2 --data.max_tasks 2"
-TINY += " --model.epochs 1 --data.image_size 8 --data.num_workers 0"
-TINY += " --energy.enabled false"
+TINY = "--data.source folder --data.max_tasks 2 --model.epochs 1"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +31,7 @@ def test_every_method_has_one():
 @pytest.mark.system
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_config_runs(path, images, tmp_path, capsys):
-    options = [*TINY.split(), "--data.root", str(images)]
+    options = [*DATA[2:], *TINY.split(), "--data.root", str(images)]
     assert main(["fit", "--config", str(path), *options, "--logs", str(tmp_path)]) == 0
     experiment = yaml.safe_load(path.read_text())["experiment"]
     folder = tmp_path / experiment / "version_0"

@@ -19,12 +19,8 @@ TAGS |= {"unknown/auroc": "unknown_auroc", "unknown/fpr95": "unknown_fpr95"}
 RIDGE = ["--model.head", "RidgeHead", "--data.max_tasks", "2"]
 
 
-@pytest.fixture(scope="module")
-def unknown(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("unknown"), ["yak", "zebu"])
-
-
-def test_a_calibrated_run_with_unknown_images(unknown, tmp_path, capsys):
+def test_a_calibrated_run_with_unknown_images(tmp_path, capsys):
+    unknown = make_images(tmp_path / "unknown", ["yak", "zebu"])
     options = ["--model.calibrate", "true", "--data.unknown", str(unknown)]
     run = learned(tmp_path, *RIDGE, *BUFFER, *options)
     table = rows(run / "tasks.csv")
