@@ -64,9 +64,8 @@ def test_where_tuning_or_the_head_cannot_add_images_none_is_learned(images, tmp_
     options = {"source": "folder", "root": str(images), "max_tasks": 1}
     for head, more, count in ((CIFNetHead, {}, 8), (RidgeHead, {"tune": 0.2}, 6)):
         learner = module(head=head)
-        callback = HeldOutImages()
         logger = CSVLogger(tmp_path, head.__name__, "")
-        run = trainer(tmp_path, callback, logger=logger)
+        run = trainer(tmp_path, HeldOutImages(), logger=logger)
         run.fit(learner, datamodule=digits(**options, **more))
         assert not (tmp_path / head.__name__ / "model").exists()
         assert set(learner.head.class_counts().values()) == {count}

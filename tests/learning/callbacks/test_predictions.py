@@ -87,9 +87,8 @@ def test_an_interrupted_run_has_the_same_files(whole, tmp_path):
 
 def test_the_table_is_what_the_stored_head_gives(tmp_path):
     learner = module()
-    callbacks = [TaskMetrics(), ActivationTable()]
     logger = CSVLogger(tmp_path, "", "")
-    run = trainer(tmp_path, *callbacks, logger=logger)
+    run = trainer(tmp_path, TaskMetrics(), ActivationTable(), logger=logger)
     run.fit(learner, datamodule=digits(max_tasks=3))
     images = learner.data.source.test
     pixels = np.stack([images.image(i).square(8) for i in range(len(images))])
