@@ -214,6 +214,7 @@ def keep_watching(service: Service, folder: Path) -> None:
 
     One that is refused is left out; those that cannot be stored are tried again.
     """
+    from cifnet_pl.images.files import shown_path
     from cifnet_pl.images.new_images import NewImages
     from cifnet_pl.serving.messages import RequestError
 
@@ -228,7 +229,8 @@ def keep_watching(service: Service, folder: Path) -> None:
                 files = [(name, io.BytesIO(image.content))]
                 service.inbox.receive(files, again=False)
             except CifnetError as error:
-                log.warning("%s is left out for now: %s", image.path, error)
+                shown = shown_path(image.path)
+                log.warning("%s is left out for now: %s", shown, error)
                 if not isinstance(error, RequestError):
                     images.find_again(image)
                     service.closed.wait(WATCH_SECONDS)

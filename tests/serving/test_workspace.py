@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cifnet_pl.serving import workspace as module
+from cifnet_pl.serving.gate import Upload
 from cifnet_pl.serving.messages import RequestError
 from cifnet_pl.serving.workspace import Change, Workspace
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
