@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from cifnet_pl.heads.base import Head
-from cifnet_pl.statistics import LeftOut, log_probabilities, to_probabilities
+from cifnet_pl.statistics import LeftOut, OddsAndShares, to_probabilities
 from cifnet_pl.statistics.leaving_out import ROUNDING
 from cifnet_pl.utilities.errors import UsageError
 
@@ -215,9 +215,11 @@ def fit_probabilities(
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the mean negative log likelihood, and its gradient."""
         parameters = scores.new_tensor(values).requires_grad_()
-        logits = torch.tensordot(parameters[:-1], scaled, dims=1)
-        likelihood = target * log_probabilities(logits, parameters[-1])
-        mean = -likelihood.sum() / samples
+        weights = parameters[:-1]
+        power = parameters[-1]
+        parts = OddsAndShares.of(torch.tensordot(weights, scaled, dims=1))
+        log_probabilities = parts.log_probabilities(power)
+        mean = -(target * log_probabilities).sum() / samples
         (gradient,) = torch.autograd.grad(mean, [parameters])
         return mean.item(), gradient.cpu().numpy()
 

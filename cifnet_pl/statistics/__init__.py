@@ -34,9 +34,9 @@ from cifnet_pl.statistics.ridge_system import RidgeFactor as RidgeFactor
 from cifnet_pl.statistics.ridge_system import RidgeSystem as RidgeSystem
 from cifnet_pl.statistics.sums import Sums as Sums
 from cifnet_pl.statistics.sums import augment as augment
+from cifnet_pl.statistics.targets import OddsAndShares as OddsAndShares
 from cifnet_pl.statistics.targets import Slopes as Slopes
 from cifnet_pl.statistics.targets import Weighting as Weighting
-from cifnet_pl.statistics.targets import log_probabilities as log_probabilities
 from cifnet_pl.statistics.targets import squared_slopes as squared_slopes
 from cifnet_pl.statistics.targets import target_limit as target_limit
 from cifnet_pl.statistics.targets import to_probabilities as to_probabilities

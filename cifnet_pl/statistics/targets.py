@@ -66,20 +66,37 @@ def squared_slopes(weighting: Weighting, epsilon: float) -> Slopes:
     return Slopes(positive, negative)
 
 
-def log_probabilities(logits: Tensor, power: Tensor) -> Tensor:
-    """Return the logarithms (n, C) of :func:`to_probabilities` at temperature 1.
+class OddsAndShares(NamedTuple):
+    """Softmax of logits, as the odds of the largest one and the shares of the others in the rest.
 
-    Args:
-        logits: (n, C) float.
-        power: () above 0 and at most 1.
+    Attributes:
+        first: (n, 1) int64 column of the largest logit.
+        log_odds: (n, 1) logarithm of ``q / (1 − q)``, q its probability.
+        log_shares: (n, C) logarithm of each other class's share of ``1 − q``; minus infinity for
+            the largest.
     """
-    first = logits.argmax(dim=1, keepdim=True)
-    others = logits.scatter(1, first, -torch.inf)
-    log_rest = others.logsumexp(dim=1, keepdim=True)
-    log_odds = power * (logits.gather(1, first) - log_rest)
-    log_shares = others - log_rest  # of the other classes in the rest
-    log_others = logsigmoid(-log_odds) + log_shares
-    return log_others.scatter(1, first, logsigmoid(log_odds))
+
+    first: Tensor
+    log_odds: Tensor
+    log_shares: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor) -> OddsAndShares:
+        """Return those of logits (n, C) float."""
+        first = logits.argmax(dim=1, keepdim=True)
+        others = logits.scatter(1, first, -torch.inf)
+        log_rest = others.logsumexp(dim=1, keepdim=True)
+        return cls(first, logits.gather(1, first) - log_rest, others - log_rest)
+
+    def log_probabilities(self, power: Tensor) -> Tensor:
+        """Return the logarithms (n, C) of :func:`to_probabilities` at temperature 1.
+
+        Args:
+            power: () above 0 and at most 1.
+        """
+        log_odds = power * self.log_odds
+        log_others = logsigmoid(-log_odds) + self.log_shares
+        return log_others.scatter(1, self.first, logsigmoid(log_odds))
 
 
 def to_probabilities(scores: Tensor, temperature: Tensor, power: Tensor) -> Tensor:
@@ -95,4 +112,4 @@ def to_probabilities(scores: Tensor, temperature: Tensor, power: Tensor) -> Tens
         temperature: () above 0.
         power: () above 0 and at most 1.
     """
-    return log_probabilities(scores / temperature, power).exp()
+    return OddsAndShares.of(scores / temperature).log_probabilities(power).exp()
