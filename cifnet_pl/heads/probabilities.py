@@ -172,8 +172,6 @@ class ProbabilityFit(NamedTuple):
     power: float
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
 def fit_probabilities(
     rules: Sequence[Tensor],
     columns: Tensor,
@@ -214,13 +212,23 @@ def fit_probabilities(
 
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the mean negative log likelihood, and its gradient."""
-        parameters = scores.new_tensor(values).requires_grad_()
+        parameters = scores.new_tensor(values)
         weights = parameters[:-1]
         power = parameters[-1]
         parts = OddsAndShares.of(torch.tensordot(weights, scaled, dims=1))
         log_probabilities = parts.log_probabilities(power)
         mean = -(target * log_probabilities).sum() / samples
-        (gradient,) = torch.autograd.grad(mean, [parameters])
+
+        target_of_first = target.gather(1, parts.first)
+        predicted = log_probabilities.gather(1, parts.first).exp()
+        surplus = target_of_first - predicted
+        slope_of_first = power * surplus
+        rest = 1 - target_of_first + slope_of_first
+        slopes = target - rest * parts.log_shares.exp()
+        slopes = slopes.scatter(1, parts.first, slope_of_first)
+        of_weights = (slopes * scaled).sum(dim=(1, 2))
+        of_power = (parts.log_odds * surplus).sum()
+        gradient = -torch.cat([of_weights, of_power[None]]) / samples
         return mean.item(), gradient.cpu().numpy()
 
     values = np.ones(len(rules) + 1)
