@@ -49,8 +49,10 @@ class DERModule(IterativeModule):
 
     def new_branch(self) -> nn.Module:
         """Return a new branch with the newest one's weights; the first has those of the start."""
-        newest: nn.Module = [*self._start, *self.branches][-1]
-        return copy.deepcopy(newest).requires_grad_(True)
+        branch = self.fresh_network()
+        newest = [*self._start, *self.branches][-1]
+        branch.load_state_dict(newest.state_dict())
+        return branch
 
     def learning_parts(self) -> list[nn.Module | None]:
         """Return the newest branch and both classifiers."""
@@ -105,6 +107,11 @@ class MEMOModule(DERModule):
         stages, pool = stages_of(self._start[0], "MEMO")
         self.shared = nn.Sequential(*stages[:-1])
         self._start = (nn.Sequential(stages[-1], pool),)
+
+    def new_branch(self) -> nn.Module:
+        """Return a last stage with the weights of the newest one."""
+        newest: nn.Module = [*self._start, *self.branches][-1]
+        return copy.deepcopy(newest).requires_grad_(True)
 
     def learning_parts(self) -> list[nn.Module | None]:
         """Return the newest last stage, both classifiers, and the shared stages."""

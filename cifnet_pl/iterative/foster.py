@@ -175,7 +175,8 @@ class FOSTERModule(IterativeModule):
             beta = self.options["boosting_beta"]
         else:
             beta = COMPRESSION_BETA
-            student = copy.deepcopy(self.branches[0]).requires_grad_(True)
+            student = self.fresh_network()
+            student.load_state_dict(self.branches[0].state_dict())
             old = cast(nn.Linear, self.teacher[0])
             layer = grown(old, self.width, self.n_classes)
             self.student = nn.Sequential(student, layer)
