@@ -85,6 +85,8 @@ def build_backbone(
         192
     """
     base_name, views = split_views(name)
+    if name.startswith("learned:"):
+        base_name, views = name, set()  # they are views of the network that learned
     family, _, rest = base_name.partition(":")
     builder = BACKBONES.get(family)
     if builder is None:

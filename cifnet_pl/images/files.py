@@ -7,8 +7,10 @@ the disk. What is an image, and what is passed over, is told by the names and fi
 import glob
 import os
 import stat
+import sys
 import threading
 import zipfile
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -238,6 +240,9 @@ def entry_name(entry: zipfile.ZipInfo) -> str:
     return name.replace("\\", "/")
 
 
+LAST_CHARACTER = chr(sys.maxunicode)
+
+
 class Archive:
     """The files of one Zip archive.
 
@@ -250,6 +255,7 @@ class Archive:
 
     Attributes:
         files: name of each file → its entry.
+        names: of the files, sorted.
         folders: names of all folders; "" is the top itself.
 
     Raises:
@@ -283,6 +289,7 @@ class Archive:
                 parents = PurePosixPath(inner).parents
                 self.folders.update(map(str, parents))
         self.folders.discard(".")
+        self.names = sorted(self.files)
 
     def read(self, name: str, count: int) -> bytes:
         """Return the first ``count`` bytes of a file; all of them where ``count`` is -1.
@@ -338,9 +345,7 @@ def archive_part(path: Path) -> ArchivePart | None:
     if ".zip" not in str(path).lower():
         return None
     for parent in (path, *path.parents):
-        if parent.suffix.lower() == ".zip":
-            if not parent.is_file():
-                return None
+        if parent.suffix.lower() == ".zip" and parent.is_file():
             relative = path.relative_to(parent).as_posix()
             found = parent.stat()
             version = (found.st_size, found.st_ino, found.st_mtime_ns)
@@ -356,9 +361,13 @@ def archive_part(path: Path) -> ArchivePart | None:
 def archived_files(part: ArchivePart) -> list[Path]:
     """Return all files below a folder of an archive, sorted."""
     archive = part.archive
-    folder = archive.path / part.name
-    files = [archive.path / name for name in archive.files]
-    return sorted(path for path in files if folder in path.parents)
+    folder = ""
+    if part.name:
+        folder = f"{part.name}/"
+    # Once for each class: all names of a large archive must not be looked at.
+    first = bisect_left(archive.names, folder)
+    behind = bisect_left(archive.names, f"{folder}{LAST_CHARACTER}")
+    return sorted(archive.path / name for name in archive.names[first:behind])
 
 
 # ---------------------------------------------------------------------- paths

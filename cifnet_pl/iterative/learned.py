@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.engines import natural_images
+from cifnet_pl.backbones.registry import split_views
 from cifnet_pl.buffer import BufferSamples, CalibrationBuffer, buffer_samples
 from cifnet_pl.heads import NCMHead, SGDHead
 from cifnet_pl.model.bundle import Event
@@ -26,17 +27,19 @@ def learned_name(structure: str, name: str, architecture: str | None) -> str:
         name, architecture: of the backbone that learning began with.
 
     Example:
-        >>> learned_name("plain", "file:weights.pt", "resnet18")
-        'learned:plain:random:resnet18'
+        >>> learned_name("plain", "file:weights.pt+mirror", "resnet18")
+        'learned:plain:random:resnet18+mirror'
     """
-    family, _, rest = name.partition(":")
+    base_name, views = split_views(name)
+    family, _, rest = base_name.partition(":")
     builder = rest.partition(".")[0].removesuffix("_Weights").lower()
     starts = {
         "file": f"random:{architecture}",
         "timm": f"random:timm:{rest}",
         "torchvision": f"random:{builder}",
     }
-    return f"learned:{structure}:{starts.get(family, name)}"
+    start = starts.get(family, base_name)
+    return "+".join([f"learned:{structure}:{start}", *sorted(views)])
 
 
 def learned_model(module: Any) -> Classifier:

@@ -194,7 +194,7 @@ class IterativeModule(TaskModule):
         with explained(UsageError, "", ValidationError, reason=first_mistake):
             self.regime = Regime(**self.options)
             self.augmentation = Augmentation(**self.options)
-        if self.classifiers:
+        if self.classifiers or prediction == "nearest_mean":
             check_count("exemplars", exemplars)
         self.epochs = self.regime.epochs[1]
         self.buffer_bytes = 1  # pixels
@@ -529,7 +529,8 @@ class IterativeModule(TaskModule):
         position = self.position
         if position is not None and position["step"]:
             self.steps_done = position["step"]
-            self.image_counts = position["counts"].to(self.device)
+            if self.trainer.is_global_zero:  # they are those of all processes
+                self.image_counts = position["counts"].to(self.device)
             self.enter_phase(self.steps[self.steps_done - 1].phase)
             self.load_state_dict(position["weights"])
             self.descent.load_state_dict(position["descent"])
@@ -778,7 +779,7 @@ class IterativeModule(TaskModule):
             # Copies, as the optimizer changes them in place.
             "weights": copy.deepcopy(self.state_dict()),
             "descent": descent,
-            "counts": self.image_counts.clone(),
+            "counts": self.processes.sum(self.image_counts.clone()),
             "steps": len(self.steps),
         }
 
