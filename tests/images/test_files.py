@@ -205,6 +205,14 @@ def test_names_of_macos_are_utf8_without_the_flag(tmp_path: Path):
     assert list(files.find_images(packed)) == [packed / "éé" / "1.png"]
 
 
+def test_folders_of_an_archive_whose_names_begin_alike(tmp_path: Path):
+    """One of them looks like an archive."""
+    folders = ["ant", "ant.zip", "ant bear", "antler"]
+    packed = archive_of(tmp_path / "x.zip", *(f"{name}/1.png" for name in folders))
+    for name in folders:
+        assert list(files.find_images(packed / name)) == [packed / name / "1.png"]
+
+
 def test_damage_within_an_archive_is_an_unreadable_image(tmp_path: Path):
     packed = archive_of(tmp_path / "x.zip", "ant/1.png", content=png())
     content = bytearray(packed.read_bytes())

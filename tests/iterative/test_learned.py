@@ -9,6 +9,7 @@ import cifnet_pl
 from cifnet_pl.iterative import (
     METHODS,
     CREATEModule,
+    DERModule,
     FOSTERModule,
     PODNetModule,
     ReplayModule,
@@ -25,8 +26,12 @@ NOT_LINEAR = (PODNetModule, CREATEModule)
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [*((method, {}) for method in METHODS), (FOSTERModule, {"evaluated": "branches"})],
-    ids=[*NAMES, "FOSTER with both branches"],
+    [
+        *((method, {}) for method in METHODS),
+        (FOSTERModule, {"evaluated": "branches"}),
+        (DERModule, {"backbone": "small+mirror"}),
+    ],
+    ids=[*NAMES, "FOSTER with both branches", "DER with a view"],
 )
 def test_the_stored_model_answers_as_the_method_does(method, options, tmp_path):
     module, _ = run(method, tmp_path, epochs=1, **options)
@@ -37,7 +42,8 @@ def test_the_stored_model_answers_as_the_method_does(method, options, tmp_path):
         learned_model(module).save(tmp_path / "bundle", overwrite=True)
         model = cifnet_pl.load(tmp_path / "bundle", device="cpu", engine="torch")
         structure, _ = module.learned_network()
-        assert model.backbone.name == f"learned:{structure}:small"
+        start = options.get("backbone", "small")
+        assert model.backbone.name == f"learned:{structure}:{start}"
         assert model.class_names == module.class_names
         assert [len(task) for task in model.tasks] == [2, 2]
         close = torch.testing.assert_close

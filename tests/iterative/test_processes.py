@@ -12,7 +12,8 @@ import torch
 from cifnet_pl.iterative import METHODS, CREATEModule, ReplayModule, TagFexModule
 from cifnet_pl.iterative.descent import Descent
 from cifnet_pl.learning.strategy import StatisticsDDPStrategy
-from tests.iterative.suite import NAMES, data, install, learner
+from tests.command_line import make_images
+from tests.iterative.suite import NAMES, data, install, learner, save_at
 from tests.learning.test_strategy import several
 from tests.lightning_runs import trainer
 
@@ -69,6 +70,18 @@ def learn(method, folder, name):
     torch.save((losses, made.state_dict()), folder / name)
 
 
+def go_on(folder):
+    """Stop in a task with a class of one image, which one process has learned, and go on."""
+    given = {"source": "folder", "root": str(folder / "images"), "max_tasks": 1}
+    inside = folder / "inside.ckpt"
+    for callbacks, start in (([save_at(inside, 0, 4)], None), ([], inside)):
+        made = learner(ReplayModule, epochs=1)
+        options = {"devices": 2, "strategy": StatisticsDDPStrategy()}
+        fed = data(batch_size=4, **given)
+        run = trainer(folder, *callbacks, **options)
+        run.fit(made, datamodule=fed, ckpt_path=start)
+
+
 def rank(number, count, port, given):
     """One of two processes: learns with every method, one after the other."""
     (folder,) = given
@@ -80,6 +93,7 @@ def rank(number, count, port, given):
     install()
     for method in METHODS:
         learn(method, folder, f"{method.__name__}_{number}")
+    go_on(folder)
     if number == 1:
         make_unreadable()
     for method in LEFT_OUT:
@@ -91,6 +105,8 @@ def rank(number, count, port, given):
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
+    make_images(folder / "images", ["ant"], 30)
+    make_images(folder / "images", ["bee"], 2)  # one is held out
     several(2, folder, folder, work=rank)
     return folder
 
