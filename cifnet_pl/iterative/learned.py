@@ -105,6 +105,7 @@ def _linear_model(
     names = module.class_names
     tasks = range(len(module.learned_tasks))
     rows = np.concatenate([module.data.task(number).rows for number in tasks])
+    rows = rows[module.learned_rows[rows].numpy()]
     labels = module.labels_of(rows)
     hashes = ImageHashes()
     content = module.data.source.train.hashes(rows)

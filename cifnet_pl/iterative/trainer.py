@@ -138,7 +138,7 @@ class IterativeModule(TaskModule):
         position: weights, optimizer state and step at which the next task goes on, and those after
             the last step while a task is being finished, as the rest is computed again from there;
             None otherwise.
-        image_counts: (C,) int64 images learned in the current task, by label.
+        learned_rows: (N,) bool, which training images this process, or one before, has learned.
         compares_processes: whether the loss compares the images of all processes, so that a step
             is left out if one of them has none.
     """
@@ -154,7 +154,6 @@ class IterativeModule(TaskModule):
     phase_number: int
     current_phase: str
     descent: Descent
-    image_counts: Tensor
     _candidates: list[Candidates]
 
     def __init__(
@@ -222,6 +221,7 @@ class IterativeModule(TaskModule):
         self.n_classes = 0
         self.processes = Processes(self)
         self.before: dict[str, Tensor] = {}
+        self.learned_rows = torch.zeros(0, dtype=torch.bool)
 
     # ------------------------------------------------------------------ for subclasses to override
 
@@ -425,6 +425,10 @@ class IterativeModule(TaskModule):
                 f"{name} trains a network on images, but --data.source {self.data.source_name} has"
                 " none"
             )
+        if not len(self.learned_rows):
+            self.learned_rows = torch.zeros(
+                len(self.data.source.train), dtype=torch.bool
+            )
         if self.data.cache_folder is not None:
             raise UsageError(
                 f"--data.cache stores embeddings of a frozen network, but {name} trains it: set it"
@@ -521,16 +525,11 @@ class IterativeModule(TaskModule):
         with self.seeded(1, len(self.learned_tasks)):
             self.expand(new_classes)
         self.to(self.device)
-        self.image_counts = torch.zeros(
-            self.n_classes, dtype=torch.int64, device=self.device
-        )
         self.phase_number = -1
         self.steps_done = 0
         position = self.position
         if position is not None and position["step"]:
             self.steps_done = position["step"]
-            if self.trainer.is_global_zero:  # they are those of all processes
-                self.image_counts = position["counts"].to(self.device)
             self.enter_phase(self.steps[self.steps_done - 1].phase)
             self.load_state_dict(position["weights"])
             self.descent.load_state_dict(position["descent"])
@@ -560,7 +559,7 @@ class IterativeModule(TaskModule):
 
     def _take_step(self, batch: ImageBatch) -> None:
         """Learn from new images and from the exemplars of the next step."""
-        self.image_counts += torch.bincount(batch.label, minlength=self.n_classes)
+        self.learned_rows[batch.row] = True
         step = self.steps[self.steps_done]
         self.enter_phase(step.phase)
         key = batch.key.to(batch.label.device)  # content hashes come on the CPU
@@ -648,7 +647,9 @@ class IterativeModule(TaskModule):
             DataError: a class of which no image could be learned.
         """
         self._end_learning()
-        counts = self.processes.sum(self.image_counts.clone())[self.old_classes :]
+        self.learned_rows = self._learned_by_all()
+        labels = self.labels_of(self.learned_rows.numpy())
+        counts = labels.bincount(minlength=self.n_classes)[self.old_classes :]
         for name, count in zip(self.learned_tasks[-1], counts, strict=True):
             if not count:
                 raise no_images(name)
@@ -769,6 +770,11 @@ class IterativeModule(TaskModule):
                 " a checkpoint (ckpt_path)"
             )
 
+    def _learned_by_all(self) -> Tensor:
+        """Return ``learned_rows`` of all processes."""
+        counts = self.learned_rows.int().to(self.device)
+        return self.processes.sum(counts).cpu() > 0
+
     def _current_position(self) -> dict[str, Any]:
         """Return the state from which training resumes after the present step."""
         descent = None
@@ -779,13 +785,13 @@ class IterativeModule(TaskModule):
             # Copies, as the optimizer changes them in place.
             "weights": copy.deepcopy(self.state_dict()),
             "descent": descent,
-            "counts": self.processes.sum(self.image_counts.clone()),
             "steps": len(self.steps),
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the weights from before an open task, and the position inside it."""
         super().on_save_checkpoint(checkpoint)
+        checkpoint["learned_rows"] = self._learned_by_all()
         if checkpoint["cifnet"]["under_way"]:
             checkpoint["state_dict"] = self.before
             checkpoint["position"] = self.position or self._current_position()
@@ -797,6 +803,9 @@ class IterativeModule(TaskModule):
             CheckpointError: see :class:`cifnet_pl.learning.task_module.TaskModule`.
         """
         super().on_load_checkpoint(checkpoint)
+        # Checkpoints of before say nothing of images that were left out.
+        every_row = torch.ones_like(self.learned_rows)
+        self.learned_rows = checkpoint.get("learned_rows", every_row)
         if checkpoint["cifnet"]["under_way"]:
             self.position = checkpoint.get("position")
         # The weights fit a module that has learned already only if it has the same structure.

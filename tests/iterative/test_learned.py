@@ -65,6 +65,17 @@ def test_a_class_whose_name_is_not_utf_8(tmp_path):
     assert sorted(learned_model(module).class_names) == sorted(names)
 
 
+def test_images_that_cannot_be_read_are_not_counted(tmp_path):
+    train = make_images(tmp_path / "train", ["ant", "bee"], 12)
+    make_images(tmp_path / "val", ["ant", "bee"], 6, noise=20)
+    (train / "ant" / "0.png").write_bytes(b"no image")
+    given = {"source": "folder", "root": str(tmp_path), "on_corrupt": "skip"}
+    module, _ = run(ReplayModule, tmp_path, given=given, epochs=1)
+    model = learned_model(module)
+    assert model.counts == {"ant": 11, "bee": 12}
+    assert len(model.images.content) == model.history[-1].images == 23
+
+
 def test_the_stored_model_is_extended_and_exported(tmp_path):
     built_in = {"backbone": "random:resnet32_cifar"}
     module, _ = run(ReplayModule, tmp_path, epochs=1, **built_in)
