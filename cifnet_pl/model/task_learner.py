@@ -372,7 +372,9 @@ class ModelLearner:
             self.calibration.calibrate_by_buffer(self.head, buffer.samples)
         else:
             self.calibration.record("unknown", None, None)
-        self.calibration.calibrate_by_new_images(self.head, self.images.content)
+        if len(self.calibration.y):
+            learned = self.images.content
+            self.calibration.calibrate_by_new_images(self.head, learned)
 
     def calibration_samples(self) -> CalibrationSamples | None:
         """Return what calibrates the head: labelled images not learned, else the buffer's samples.
