@@ -96,7 +96,7 @@ def iterate_images(images: GivenImages) -> Iterator[ImageLike]:
     if isinstance(images, str | Path):
         return find_images(images)
     shape = tuple(getattr(images, "shape", ()))
-    is_pixels = len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)
+    is_pixels = len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))
     if isinstance(images, bytes | Image.Image) or is_pixels:
         images = [images]
     return map(_as_image, images)

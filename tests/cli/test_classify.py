@@ -158,6 +158,7 @@ def test_python_takes_paths_and_bytes(place: Path):
         (found,) = model.classify(images)
         assert replace(found, file=path) == expected
         assert found.file in (path, packed / "4.png", None)
+    assert len(list(model.classify(np.zeros((9, 8, 4), np.uint8)))) == 1
     (broken,) = model.classify(b"no image")
     assert (broken.file, broken.unreadable) == (None, "no image of a known format")
     with pytest.raises(DataError, match="an image in memory is an image of shape"):
