@@ -424,9 +424,8 @@ def estimated(samples: CalibrationSamples) -> Estimate | None:
     groups = len(torch.unique(samples.groups[known]))
     if samples.learned:
         groups = effective_groups(samples.groups[known], columns)
-        count = columns.bincount()
-        class_accuracy = columns.bincount(correct)[count > 0] / count[count > 0]
-        share = float(class_accuracy.mean())
+        class_accuracy = columns.bincount(correct) / columns.bincount()
+        share = float(class_accuracy.nanmean())  # of classes without samples nothing is known
     return Estimate(100 * share, forecast(share, groups))
 
 
