@@ -425,7 +425,9 @@ def estimated(samples: CalibrationSamples) -> Estimate | None:
     if samples.learned:
         groups = effective_groups(samples.groups[known], columns)
         class_accuracy = columns.bincount(correct) / columns.bincount()
-        share = float(class_accuracy.nanmean())  # of classes without samples nothing is known
+        share = float(
+            class_accuracy.nanmean()
+        )  # of classes without samples nothing is known
     return Estimate(100 * share, forecast(share, groups))
 
 

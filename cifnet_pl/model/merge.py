@@ -149,19 +149,12 @@ def absorb(model: Classifier, other: Classifier) -> None:
         UsageError: other embeddings, or a head or buffer with other settings.
         UnsupportedError: the head's statistics cannot be added.
     """
-    label_of = model.label_of
-    new = [name for name in other.class_names if name not in label_of]
-    first = max(label_of.values(), default=-1) + 1
-    label_of |= {name: label for label, name in enumerate(new, first)}
     images = sum(other.counts.values())
-    duplicates = model.images.duplicates + other.images.duplicates
-    model.take_over(other, label_of)
-    model.class_names = list(label_of)
+    model.observe_sums(other)
+    model.add_up()
+    model.head.count_duplicates(-other.images.duplicates)  # its own head counted them
     model.calibrated |= other.calibrated
     model.calibration.absorb(other.calibration)
-    model.images.add(other.images.image_labels, other.images.content)
-    new_duplicates = model.images.duplicates - duplicates
-    model.head.count_duplicates(new_duplicates)
     model.held_out = None  # the split of one says nothing of the other's images
     if other.remembers_removed and not model.remembers_removed:
         model.history += other.removals

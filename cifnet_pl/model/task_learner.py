@@ -5,7 +5,7 @@ A run, ``extend``, the sums of shards and the service all learn in this way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -175,25 +175,13 @@ class ModelLearner:
             self._update_statistics()
 
     def observe_sums(self, other: ModelLearner) -> None:
-        """Add what another learner observed of the task begun last, in place of its samples.
+        """Add what another learner observed, in place of its samples; :meth:`add_up` afterwards.
 
-        Args:
-            other: it knows classes of this task alone, and has finished none; its buffer holds
-                candidates, and its head counts no duplicates. It must not be used afterwards.
-
-        Raises:
-            UsageError: a head or buffer with other settings.
-        """
-        self.take_over(other, self.label_of)
-        images = other.images
-        self._observed.append((images.image_labels, images.content))
-
-    def take_over(self, other: ModelLearner, label_of: Mapping[str, int]) -> None:
-        """Add statistics and buffer samples of another learner, and give its images our labels.
+        Its classes are matched by name, and new ones are appended. Its buffer's samples become
+        candidates. Duplicates that its head counts already would count twice.
 
         Args:
             other: it must not be used afterwards.
-            label_of: class name → label here, of all its classes.
 
         Raises:
             UsageError: a head or buffer with other settings.
@@ -202,11 +190,17 @@ class ModelLearner:
         theirs = other.buffer and other.buffer.settings()
         if ours != theirs:
             raise UsageError(f"their buffers differ: {ours}, and {theirs}")
+        label_of = self.label_of
+        new = [name for name in other.class_names if name not in label_of]
+        first = max(label_of.values(), default=-1) + 1
+        label_of |= {name: label for label, name in enumerate(new, first)}
         labels = {label: label_of[name] for name, label in other.label_of.items()}
         other.head.relabel(labels)
         other.images.relabel(labels)
         other.calibration.relabel(labels)
         self.head.merge_(other.head)
+        self.class_names += new
+        self._observed.append((other.images.image_labels, other.images.content))
         if self.buffer is not None and other.buffer is not None:
             other.buffer.relabel(labels)
             self.buffer.add(*other.buffer.samples)
