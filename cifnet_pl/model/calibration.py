@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.buffer import BufferSamples
+from cifnet_pl.buffer import BufferSamples, buffer_samples, concatenate
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.probabilities import (
     CalibrationSamples,
@@ -201,11 +201,8 @@ class Calibration(GrowingModule):
         if (other.group_errors >= 0).all():
             self.group_errors.clamp_min_(0).add_(other.group_errors)
         new = ~torch.isin(other.key, self.key)
-        if new.any():
-            ours = (self.z.reshape(-1, other.z.shape[1]), self.y, self.key)
-            theirs = (other.z[new], other.y[new], other.key[new])
-            joined = map(torch.cat, zip(ours, theirs, strict=True))
-            self.replace_new_images(*joined)
+        theirs = other.new_images.at(new)
+        self.replace_new_images(concatenate([self.new_images, theirs]))
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename the classes, old label → new label."""
@@ -362,17 +359,16 @@ class Calibration(GrowingModule):
         """Whether there are enough labelled images that are not learned to calibrate by them."""
         return len(self.y) >= MIN_NEW_IMAGES
 
-    def replace_new_images(self, z: Tensor, y: Tensor, key: Tensor) -> None:
-        """Replace the labelled images that are not learned.
+    @property
+    def new_images(self) -> BufferSamples:
+        """The labelled images that are not learned."""
+        return buffer_samples(self.z, self.y, self.key)
 
-        Args:
-            z: (m, d) embeddings.
-            y: (m,) labels.
-            key: (m,) int64 content hashes.
-        """
-        self.z = z.float()
-        self.y = y
-        self.key = key
+    def replace_new_images(self, samples: BufferSamples) -> None:
+        """Replace the labelled images that are not learned."""
+        self.z = samples.z.float()
+        self.y = samples.y
+        self.key = samples.key
 
     def calibrate_by_new_images(self, head: Head, learned: Tensor) -> None:
         """Measure a head by the labelled images that it has not learned since, and calibrate it.
@@ -382,7 +378,7 @@ class Calibration(GrowingModule):
             learned: (n,) int64 content hashes of all images learned.
         """
         new = torch.isin(self.y, head.labels) & ~torch.isin(self.key, learned)
-        self.replace_new_images(self.z[new], self.y[new], self.key[new])
+        self.replace_new_images(self.new_images.at(new))
         if self.is_measured:
             new_images = CalibrationSamples(head, self.z, self.y, learned=False)
             loo, _ = self.estimates

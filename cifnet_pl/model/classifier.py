@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.backbones.engines import FLOAT32, REDUCED, check_precision
+from cifnet_pl.buffer import buffer_samples
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, Task, cut_batches
 from cifnet_pl.data.sources.python_objects import are_embeddings
 from cifnet_pl.data.sources.tables import open_table
@@ -634,7 +635,7 @@ class Classifier(ModelLearner):
             UsageError: fewer than 20 images that were not learned.
         """
         model = self.clone()
-        model.calibration.replace_new_images(z, y, key)
+        model.calibration.replace_new_images(buffer_samples(z, y, key))
         model.calibrated = True
         model.calibrate()
         count = len(model.calibration.y)
