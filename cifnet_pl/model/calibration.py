@@ -355,11 +355,6 @@ class Calibration(GrowingModule):
             self.record(kind, loo, widened(new_groups, loo, lacking))
 
     @property
-    def is_measured(self) -> bool:
-        """Whether there are enough labelled images that are not learned to calibrate by them."""
-        return len(self.y) >= MIN_NEW_IMAGES
-
-    @property
     def new_images(self) -> BufferSamples:
         """The labelled images that are not learned."""
         return buffer_samples(self.z, self.y, self.key)
@@ -370,6 +365,12 @@ class Calibration(GrowingModule):
         self.y = samples.y
         self.key = samples.key
 
+    def new_samples(self, head: Head) -> CalibrationSamples | None:
+        """Return the labelled images that are not learned, if a head can be calibrated by them."""
+        if len(self.y) < MIN_NEW_IMAGES:
+            return None
+        return CalibrationSamples(head, self.z, self.y, learned=False)
+
     def calibrate_by_new_images(self, head: Head, learned: Tensor) -> None:
         """Measure a head by the labelled images that it has not learned since, and calibrate it.
 
@@ -379,8 +380,8 @@ class Calibration(GrowingModule):
         """
         new = torch.isin(self.y, head.labels) & ~torch.isin(self.key, learned)
         self.replace_new_images(self.new_images.at(new))
-        if self.is_measured:
-            new_images = CalibrationSamples(head, self.z, self.y, learned=False)
+        new_images = self.new_samples(head)
+        if new_images is not None:
             loo, _ = self.estimates
             self.record("measured", loo, estimated(new_images))
             calibrate(new_images)

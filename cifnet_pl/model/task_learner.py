@@ -376,11 +376,8 @@ class ModelLearner:
         Returns:
             None if there are none.
         """
-        calibration = self.calibration
-        if calibration.is_measured:
-            new = calibration.z, calibration.y
-            return CalibrationSamples(self.head, *new, learned=False)
-        return self.stored_samples()
+        new = self.calibration.new_samples(self.head)
+        return new or self.stored_samples()
 
     def stored_samples(self) -> CalibrationSamples | None:
         """Return the samples of the buffer; None if there are none."""
