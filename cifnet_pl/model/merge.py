@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError, prefixed
-from cifnet_pl.utilities.text import now, number_of
+from cifnet_pl.utilities.text import number_of
 
 LearnedImages = Counter[tuple[str, int]]
 """How often each image was learned, by class name and content hash."""
@@ -27,7 +26,7 @@ class Merger:
 
     model: Classifier
     images: int
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str]
 
 
 def merge(
@@ -90,7 +89,6 @@ def merge(
     merged.solve()
     merged.history[-1] = replace(
         merged.history[-1],
-        date=now(),
         class_names=list(merged.class_names),
         parents=[model.identity for model in models],
     )
@@ -162,15 +160,13 @@ def absorb(model: Classifier, other: Classifier) -> None:
     # One event stands for the whole history of the other model.
     history = other.history
     sources = {event.energy_source for event in history if event.energy_source}
-    event = Event(
+    model.record_event(
         "merge",
-        len(model.class_names),
         images,
         seconds=sum(event.seconds or 0.0 for event in history) or None,
         energy_kwh=sum(event.energy_kwh or 0.0 for event in history) or None,
         energy_source="; ".join(sorted(sources)) or None,
     )
-    model.history.append(event)
 
 
 def check_same_embeddings(model: Classifier, other: Classifier) -> None:
