@@ -762,8 +762,7 @@ class Workspace:
             [time.time() - KEPT_SECONDS],
         )
         used = self.ever_learned().union(file for (file,) in wait)
-        for file in self._file_names() - used:
-            (self.images_folder / file).unlink()
+        self._unlink(self._file_names() - used)
 
     def ever_learned(self) -> set[str]:
         """Return the names of the images that any version learned."""
