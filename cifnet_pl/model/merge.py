@@ -68,8 +68,9 @@ def merge(
             check_same_embeddings(merged, other)
             added = other.clone()
             common = count_learned_images(merged) & count_learned_images(other)
-            shared = set(merged.images.content.tolist())
-            shared &= set(other.images.content.tolist())
+            shared = (
+                merged.classes_of_hashes().keys() & other.classes_of_hashes().keys()
+            )
             twice = len(shared - {content_hash for _, content_hash in common})
             if twice:
                 images = number_of(twice, "image")
@@ -98,10 +99,8 @@ def merge(
 def count_learned_images(model: Classifier) -> LearnedImages:
     """Return how often a model learned each image, by class name and content hash."""
     name_of = model.name_of
-    counts: LearnedImages = Counter()
-    for (label, content_hash), count in model.images.occurrences().items():
-        counts[name_of[label], content_hash] = count
-    return counts
+    names = [name_of[label] for label in model.images.image_labels.tolist()]
+    return Counter(zip(names, model.images.content.tolist(), strict=True))
 
 
 def subtract_base(model: Classifier, base: Classifier, common: LearnedImages) -> None:
