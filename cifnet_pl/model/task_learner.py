@@ -260,8 +260,7 @@ class ModelLearner:
                 raise no_images(name)
         self._waiting = None
         introduces_classes = bool(self.head.under_way)
-        shows_buffer = self.head.uses_buffer and introduces_classes
-        if self.buffer is not None and shows_buffer:
+        if self.buffer is not None and self.head.uses_buffer and introduces_classes:
             observe_buffer(self.head, self.buffer)
         if self._additions is not None:
             if introduces_classes:
