@@ -149,7 +149,11 @@ class SampleTable:
     # ------------------------------------------------------------------ other sets
 
     def subset(self, rows: np.ndarray) -> SampleTable:
-        """Return the samples of some rows, with their hashes as far as they are known."""
+        """Return the samples of some rows, with their hashes as far as they are known.
+
+        Args:
+            rows: positions, or a mask (n,) bool.
+        """
         table = self.table.iloc[rows].reset_index(drop=True)
         return replace(self, table=table, hash_of=self.hash_of[rows])
 

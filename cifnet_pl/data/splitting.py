@@ -78,8 +78,8 @@ def split_table(
         )
     split = whole.table["split"].to_numpy()
     tested = "test" if "test" in split else "val"
-    train = whole.subset(np.flatnonzero(split == "train"))
-    test = whole.subset(np.flatnonzero(split == tested))
+    train = whole.subset(split == "train")
+    test = whole.subset(split == tested)
     if not len(test):
         raise DataError(f"{where}: the test split has no sample")
     for label, name in enumerate(class_names):
@@ -148,8 +148,8 @@ def _held_out_source(
             ]
         whole = whole.with_columns(group=numbers)
         notes += _group_notes(kind, alone, undivided)
-    train = whole.subset(np.flatnonzero(~held))
-    test = whole.subset(np.flatnonzero(held))
+    train = whole.subset(~held)
+    test = whole.subset(held)
     return Source(class_names, train, test, notes, held_out=True)
 
 
@@ -164,8 +164,8 @@ def tuning_source(source: Source, fraction: float, seed: int) -> Source:
     # A seed of its own: the same one would choose the samples that a source holds out from those
     # that it left.
     held = held_out_rows(source.train, fraction, seed + 1)
-    train = source.train.subset(np.flatnonzero(~held))
-    test = source.train.subset(np.flatnonzero(held))
+    train = source.train.subset(~held)
+    test = source.train.subset(held)
     return Source(source.class_names, train, test, source.notes)
 
 
