@@ -301,11 +301,11 @@ class Blurry(Stream):
         return _cut(tasks, self.every, self.seed)
 
 
-class TaskFree(Stream):
+class TaskFree(Blurry):
     """No task boundaries: the head is solved after a fixed number of samples.
 
     The samples come in the order of the classes' tasks, shuffled within each task, so that a solve
-    can fall anywhere.
+    can fall anywhere. This is i-Blurry without classes that are spread over the tasks.
 
     Args:
         every: samples between two solves.
@@ -313,14 +313,7 @@ class TaskFree(Stream):
     """
 
     def __init__(self, every: int = 500, seed: int = 0):
-        check_that(every > 0, "every", every, "at least 1 sample")
-        self.every = every
-        self.seed = seed
-
-    def divide(self, classes: Classes) -> list[np.ndarray]:
-        """Return the rows of the training samples of each task."""
-        tasks = [classes.rows(task) for task in classes.tasks]
-        return _cut(tasks, self.every, self.seed)
+        super().__init__(disjoint=100.0, seed=seed, every=every)
 
 
 def _cut(tasks: Sequence[np.ndarray], every: int, seed: int) -> list[np.ndarray]:
