@@ -103,9 +103,9 @@ def _sorted(column: pd.Series[str]) -> pd.Series[str]:
         return column
     names = column.astype(str)
     present = sorted(names.unique())
-    numbers = sorted(filter(str.isdecimal, present), key=int)
-    others = [name for name in present if not name.isdecimal()]
-    return names.astype(pd.CategoricalDtype([*numbers, *others], ordered=True))
+    # Sorting is stable: other names stay in their order.
+    present.sort(key=lambda name: int(name) if name.isdecimal() else np.inf)
+    return names.astype(pd.CategoricalDtype(present, ordered=True))
 
 
 def _held_out_source(
