@@ -201,8 +201,8 @@ class BufferSamples(NamedTuple):
     key: Tensor
     group: Tensor
 
-    def at(self, rows: Tensor | slice) -> BufferSamples:
-        """Return the samples at some rows, a mask or positions."""
+    def at(self, rows: Tensor | np.ndarray | slice) -> BufferSamples:
+        """Return the samples at some rows, a mask or positions; arrays go to any device."""
         return BufferSamples(*(column[rows] for column in self))
 
 
@@ -254,11 +254,11 @@ def first_drawn(samples: BufferSamples, seed: int, quota: int) -> BufferSamples:
         seed: of the selection.
         quota: number of samples of each class.
     """
-    hashes = mix_keys(samples.key, seed).cpu().numpy()
-    drawn = pd.DataFrame({"label": samples.y.cpu().numpy(), "hash": hashes})
+    hashes = mix_keys(samples.key, seed).cpu()
+    drawn = pd.DataFrame({"label": samples.y.cpu(), "hash": hashes})
     drawn = drawn.drop_duplicates().sort_values(["label", "hash"])
     rows = drawn.groupby("label").head(quota).index.to_numpy(copy=True)
-    return samples.at(torch.from_numpy(rows).to(samples.y.device))
+    return samples.at(rows)
 
 
 class CalibrationBuffer(GrowingModule):
@@ -380,8 +380,7 @@ class CalibrationBuffer(GrowingModule):
         # Of an image with several groups, the largest is taken: one that was selected before.
         in_order = table.sort_values([*columns])
         distinct = in_order.drop_duplicates(["y", "key"], keep="last")
-        rows = distinct.index.to_numpy(copy=True)
-        return samples.at(torch.from_numpy(rows).to(samples.y.device))
+        return samples.at(distinct.index.to_numpy(copy=True))
 
     def commit_groups(self, samples: BufferSamples) -> None:
         """Select whole groups of the samples at hand, of all classes alike, and none in part.
@@ -415,8 +414,7 @@ class CalibrationBuffer(GrowingModule):
         # A group that is kept in part goes.
         kept[np.isin(groups, groups[order[limit : limit + 1]])] = False
         self.discard_pending()
-        rows = torch.from_numpy(kept).to(candidates.y.device)
-        self.z, self.y, self.key, self.group = candidates.at(rows)
+        self.z, self.y, self.key, self.group = candidates.at(kept)
 
     def commit(self) -> None:
         """Select among the candidates, and shrink every class to its quota.
@@ -442,7 +440,7 @@ class CalibrationBuffer(GrowingModule):
             both = concatenate([old, new])
             # In the order of their keys, so that the order of arrival has no effect.
             first = np.unique(both.key.cpu().numpy(), return_index=True)[1]
-            distinct = both.at(torch.from_numpy(first).to(both.key.device))
+            distinct = both.at(first)
             best = select(distinct.z, distinct.key, self.seed, quota)
             parts.append(distinct.at(best))
         self.z, self.y, self.key, self.group = concatenate(parts)
