@@ -24,12 +24,11 @@ SPLIT_MIX_STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def split_mix(x: np.ndarray) -> np.ndarray:
-    """Mix the bits of (…) uint64 by SplitMix64's finaliser; the same on every machine."""
-    with np.errstate(over="ignore"):
-        for shift, factor in SPLIT_MIX_STEPS:
-            shifted = x >> np.uint64(shift)
-            mixed = x ^ shifted
-            x = mixed * np.uint64(factor)
+    """Mix the bits of (n, …) uint64 by SplitMix64's finaliser; the same on every machine."""
+    for shift, factor in SPLIT_MIX_STEPS:
+        shifted = x >> np.uint64(shift)
+        mixed = x ^ shifted
+        x = mixed * np.uint64(factor)
     shifted = x >> np.uint64(31)
     return np.asarray(x ^ shifted)
 
@@ -44,11 +43,9 @@ def mix_keys(keys: Tensor, seed: int) -> Tensor:
     Returns:
         (n,) int64.
     """
-    with np.errstate(over="ignore"):
-        offset = np.uint64(seed + 1) * GOLDEN
-        values = keys.cpu().numpy().astype(np.uint64)
-        x = values + offset
-    hashes = split_mix(x).astype(np.int64)
+    offset = GOLDEN * np.array([seed + 1], dtype=np.uint64)
+    values = keys.cpu().numpy().astype(np.uint64)
+    hashes = split_mix(values + offset).astype(np.int64)
     return torch.from_numpy(hashes).to(keys.device)
 
 
@@ -391,7 +388,7 @@ class CalibrationBuffer(GrowingModule):
         Args:
             samples: as :meth:`at_hand` returns them, in their groups.
         """
-        classes = dict.fromkeys([*self.y.tolist(), *samples.y.tolist()])
+        classes = self._classes_with(samples)
         limit = self.capacity
         if self.per_class is not None:
             limit = self.per_class * len(classes)
@@ -409,12 +406,11 @@ class CalibrationBuffer(GrowingModule):
         candidates = concatenate(parts)
         groups = candidates.group.cpu().numpy()
         order = np.lexsort((groups, torch.cat(positions).numpy()))
-        kept = np.zeros(len(order), dtype=bool)
-        kept[order[:limit]] = True
+        first = np.sort(order[:limit])
         # A group that is kept in part goes.
-        kept[np.isin(groups, groups[order[limit : limit + 1]])] = False
+        is_whole = ~np.isin(groups[first], groups[order[limit : limit + 1]])
         self.discard_pending()
-        self.z, self.y, self.key, self.group = candidates.at(kept)
+        self.z, self.y, self.key, self.group = candidates.at(first[is_whole])
 
     def commit(self) -> None:
         """Select among the candidates, and shrink every class to its quota.
@@ -423,8 +419,7 @@ class CalibrationBuffer(GrowingModule):
         """
         pending = self.pending()
         stored = self.samples
-        labels = [*self.y.tolist(), *torch.unique(pending.y).tolist()]
-        classes = list(dict.fromkeys(labels))
+        classes = self._classes_with(pending)
         if not classes:
             return
         quota = self.quota(len(classes))
@@ -444,6 +439,11 @@ class CalibrationBuffer(GrowingModule):
             best = select(distinct.z, distinct.key, self.seed, quota)
             parts.append(distinct.at(best))
         self.z, self.y, self.key, self.group = concatenate(parts)
+
+    def _classes_with(self, others: BufferSamples) -> list[int]:
+        """Return the labels of the classes in the buffer, then those of others, ascending."""
+        labels = [*self.y.tolist(), *torch.unique(others.y).tolist()]
+        return list(dict.fromkeys(labels))
 
     @property
     def samples(self) -> BufferSamples:
@@ -526,8 +526,7 @@ class CalibrationBuffer(GrowingModule):
         candidates, whatever their order, only shorten the list of these classes.
         """
         pending = self.pending()
-        every_class = {*pending.y.tolist(), *self.y.tolist()}
-        quota = self.quota(len(every_class))
+        quota = self.quota(len(self._classes_with(pending)))
         labels, column, counts = torch.unique(
             pending.y, return_inverse=True, return_counts=True
         )
