@@ -18,7 +18,6 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import PIL
 import simplejpeg
 import torch
@@ -114,13 +113,11 @@ class EmbeddingCache:
         self._unwritten: set[int] = set()  # classes with embeddings that no file has
         # Of classes that are not written, when they were first asked for.
         self._stamps_before: dict[int, str] = {}
-        by_class = pd.Series(samples.labels).groupby(samples.labels)
-        self._place_in_class = by_class.cumcount().to_numpy()
 
     def _by_class(
         self,
         rows: np.ndarray,
-    ) -> Iterator[tuple[int, np.ndarray, Tensor, Tensor | None]]:
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray, Tensor | None]]:
         """Yield each class in ``rows``; its file is read when it is first asked for.
 
         Yields:
@@ -132,7 +129,7 @@ class EmbeddingCache:
             if self.folder is not None and label not in self._classes:
                 self._classes[label] = self._stored(self.folder, label)
             own = np.flatnonzero(labels == label)
-            places = torch.from_numpy(self._place_in_class[rows[own]])
+            places = np.searchsorted(self.samples.rows_of[label], rows[own])
             yield label, own, places, self._classes.get(label)
 
     def known(self, rows: np.ndarray) -> np.ndarray:
