@@ -148,9 +148,8 @@ class Classes:
 
     def rows(self, labels: Sequence[int]) -> np.ndarray:
         """Return the rows of all training samples of classes ``labels``, class by class."""
-        none = np.zeros(0, dtype=np.int64)
         rows_of = self.source.train.rows_of
-        return np.concatenate([none, *[rows_of.get(label, none) for label in labels]])
+        return np.concatenate([rows_of[label] for label in labels])
 
     def numbered(self) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yield the task that introduces each class, the class's label, and its samples' rows."""
