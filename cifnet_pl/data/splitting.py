@@ -267,7 +267,7 @@ def held_out_together(
     wanted = int(single.sum())
     in_order = groups[hash_order(names, seed)]
     order = [group for group in dict.fromkeys(in_order.tolist()) if group >= 0]
-    chosen = _nearest(order, sizes, wanted, len(names) - 1)
+    chosen = _nearest(order, sizes, wanted)
     if not 0 < sizes[chosen].sum() <= LARGEST_EXCESS * wanted:
         return single
     return np.isin(groups, chosen)
@@ -294,7 +294,7 @@ def held_out_groups(
     keys = [f"{class_name}\0{name}" for name in names]
     order = hash_order(keys, seed)[:-1]
     wanted = fraction * len(groups)
-    chosen = _nearest(order[1:], counts, wanted, len(groups), order[:1])
+    chosen = _nearest(order[1:], counts, wanted, order[:1])
     return np.isin(groups, names[chosen])
 
 
@@ -302,24 +302,25 @@ def _nearest(
     order: Sequence[int],
     sizes: np.ndarray,
     wanted: float,
-    most: int,
     first: Sequence[int] = (),
 ) -> list[int]:
     """Choose each group that brings the number of chosen images nearer to the wanted one.
+
+    All of them are never chosen.
 
     Args:
         order: groups in the order in which they are visited.
         sizes: number of images of each group.
         wanted: number of images.
-        most: largest number of images.
         first: groups that are chosen in any case.
     """
     chosen = list(first)
+    total = sizes.sum()
     count = sizes[chosen].sum()
     for group in order:
         larger = count + sizes[group]
         is_closer = abs(larger - wanted) < abs(count - wanted)
-        if is_closer and larger <= most:
+        if is_closer and larger < total:
             chosen.append(group)
             count = larger
     return chosen
