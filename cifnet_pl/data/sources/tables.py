@@ -109,42 +109,24 @@ class ArrayFile:
         Raises:
             DataError: arrays that are missing or do not fit; two samples with one identity.
         """
+        where = shown_path(self.path)
         z = self.matrix(embeddings)
+        count = len(z)
+        columns: dict[str, Any] = {"label": np.zeros(count, dtype=np.int64)}
+        if labels is not None:
+            columns["label"] = self.vector(labels, count)
         if ids is None and {"ids", "id"} & set(self.columns):
             ids = "ids"
-        table = self.table(len(z), labels, ids, split)
-        return SampleTable(table, embeddings=z, where=shown_path(self.path))
-
-    def table(
-        self,
-        length: int,
-        labels: str | None = "labels",
-        ids: str | None = None,
-        split: str | None = None,
-    ) -> pd.DataFrame:
-        """Return what is known of the embeddings besides their numbers.
-
-        Args:
-            length: number of embeddings.
-            labels, ids, split: as for :meth:`samples`, but None for no ids.
-
-        Raises:
-            DataError: as :meth:`samples`.
-        """
-        where = shown_path(self.path)
-        columns: dict[str, Any] = {"label": np.zeros(length, dtype=np.int64)}
-        if labels is not None:
-            columns["label"] = self.vector(labels, length)
         if ids is not None:
-            names = [str(name) for name in self.vector(ids, length)]
+            names = [str(name) for name in self.vector(ids, count)]
             refuse_repeated(names, where, "id")
             columns["name"] = names
         if split is None and "split" in self.columns:
             split = "split"
         if split is not None and labels is not None:
-            words = self.vector(split, length)
+            words = self.vector(split, count)
             columns["split"] = [read_split(word, where) for word in words]
-        return pd.DataFrame(columns)
+        return SampleTable(pd.DataFrame(columns), embeddings=z, where=where)
 
 
 def readable(path: Path) -> Any:
