@@ -27,9 +27,9 @@ from cifnet_pl.images.image import (
     pillow_image,
 )
 from cifnet_pl.images.reader import look_at_images
-from cifnet_pl.utilities.errors import CifnetError, DataError
+from cifnet_pl.utilities.errors import DataError, explained
 from cifnet_pl.utilities.names import Split, class_name, class_names
-from cifnet_pl.utilities.text import listed, one_line, printable
+from cifnet_pl.utilities.text import listed, printable
 
 HASHED_ROWS = 128
 """Embeddings that are hashed at a time: with 512 numbers each they fit the processor's cache."""
@@ -209,13 +209,9 @@ class SampleTable:
         """
         if self.read is None:
             return self.file(row)
-        try:
+        with explained(UnreadableImage, ""):
             position = int(self.positions[row])
             return self.read(position)
-        except CifnetError:
-            raise
-        except Exception as error:  # each object and decoder fails in its own way
-            raise UnreadableImage(one_line(error)) from error
 
     def image(self, row: int) -> EncodedImage:
         """Read an image; UnreadableImage where that fails."""
