@@ -420,11 +420,10 @@ def _read_rows(path: Path) -> pd.DataFrame:
         DataError: the table is damaged.
     """
     ending = path.suffix.lower()
-    if ending == ".parquet":
-        require_pyarrow()
-        with readable(path):
-            return pd.read_parquet(path)
     with readable(path):
+        if ending == ".parquet":
+            require_pyarrow()
+            return pd.read_parquet(path)
         if ending == ".xlsx":
             optional("openpyxl", "an Excel workbook", "tables")
             cells = pd.read_excel(path, header=None, dtype=str)
