@@ -6,13 +6,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from torch import Tensor
 
-from cifnet_pl.data.samples import (
-    SampleTable,
-    SourceOptions,
-    dataset_image,
-    joined,
-    table_of,
-)
+from cifnet_pl.data.samples import SampleTable, dataset_image, joined, table_of
 from cifnet_pl.images.image import pillow_image
 from cifnet_pl.images.reader import iterate_images
 from cifnet_pl.utilities.errors import UsageError, explained
@@ -23,7 +17,7 @@ EXPECTED = (
 )
 
 
-def source_of(given: Any, options: SourceOptions) -> SampleTable:
+def source_of(given: Any) -> SampleTable:
     """Return samples of Python objects.
 
     Args:
@@ -32,7 +26,6 @@ def source_of(given: Any, options: SourceOptions) -> SampleTable:
             items are (image, label), an image being one of Pillow or an array of uint8; or a pair
             of either, to learn and to test with; or
             :class:`~cifnet_pl.data.samples.SampleTable`.
-        options: not needed; all sources have them.
 
     Raises:
         UsageError: something else.

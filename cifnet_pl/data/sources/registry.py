@@ -97,7 +97,7 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
             "--data.group is for data source folder, images in class folders: leave it out"
         )
     if not isinstance(name, str):
-        return split_table(source_of(name, options), options)
+        return split_table(source_of(name), options)
     if name in SOURCES:
         read = SOURCES[name]
     elif name.startswith(HUB_PREFIX):
