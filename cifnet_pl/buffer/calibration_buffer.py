@@ -202,6 +202,10 @@ class BufferSamples(NamedTuple):
         """Return the samples at some rows, a mask or positions; arrays go to any device."""
         return BufferSamples(*(column[rows] for column in self))
 
+    def to(self, device: torch.device) -> BufferSamples:
+        """Return the samples on a device."""
+        return BufferSamples(*(column.to(device) for column in self))
+
 
 def buffer_samples(
     z: Tensor,
@@ -477,8 +481,7 @@ class CalibrationBuffer(GrowingModule):
         _, inverse, counts = torch.unique(
             self.y, return_inverse=True, return_counts=True
         )
-        whole = torch.div(n_max, counts, rounding_mode="floor")
-        repeats = whole.clamp_min(1)
+        repeats: Tensor = (n_max // counts).clamp_min(1)
         return repeats.double()[inverse]
 
     def remove_classes(self, labels: list[int]) -> None:
@@ -506,12 +509,9 @@ class CalibrationBuffer(GrowingModule):
 
     def join_candidates(self) -> None:
         """Join the pending candidates of all processes; each process must call this."""
-        own = [tensor.cpu() for tensor in self.pending()]
-        gathered = of_all_processes(own)
-        parts = [BufferSamples(*part) for part in gathered]
-        joined = concatenate(parts)
-        on_device = [tensor.to(self.z.device) for tensor in joined]
-        self._pending = [BufferSamples(*on_device)]
+        own = self.pending().to(torch.device("cpu"))
+        joined = concatenate(of_all_processes(own))
+        self._pending = [joined.to(self.z.device)]
 
     def discard_pending(self) -> None:
         """Discard the pending candidates."""
