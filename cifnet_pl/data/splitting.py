@@ -185,11 +185,11 @@ def held_out_rows(samples: SampleTable, fraction: float, seed: int) -> np.ndarra
     """
     table = samples.table
     # By numbers: names may hold bytes that are not UTF-8.
-    keys = []
-    for column in ("label", "domain"):
-        if column in table:
-            codes, _ = pd.factorize(table[column].to_numpy())
-            keys.append(codes)
+    keys = [
+        pd.factorize(table[column].to_numpy())[0]
+        for column in ("label", "domain")
+        if column in table
+    ]
     chosen = np.zeros(len(samples), dtype=bool)
     for rows in table.groupby(keys).indices.values():
         chosen[rows] = held_out(samples.names_of(rows), fraction, seed)
