@@ -260,14 +260,14 @@ def held_out_together(
     """
     single = held_out(names, fraction, seed)
     groups = similar_groups(looks)
-    readable = groups[groups >= 0]  # unreadable images test nothing
-    sizes = np.bincount(readable, minlength=1)
+    # Unreadable images test nothing.
+    sizes = np.bincount(groups[groups >= 0], minlength=1)
     if sizes.max() <= 1:
         return single
     wanted = int(single.sum())
     in_order = groups[hash_order(names, seed)]
-    order = [group for group in dict.fromkeys(in_order.tolist()) if group >= 0]
-    chosen = _nearest(order, sizes, wanted)
+    order = pd.unique(in_order[in_order >= 0])
+    chosen = _nearest(order.tolist(), sizes, wanted)
     if not 0 < sizes[chosen].sum() <= LARGEST_EXCESS * wanted:
         return single
     return np.isin(groups, chosen)
