@@ -376,10 +376,10 @@ class CalibrationBuffer(GrowingModule):
     def at_hand(self) -> BufferSamples:
         """Return stored samples and candidates, each image of a class once, class after class."""
         samples = concatenate([self.samples, self.pending()])
-        columns = {"y": samples.y, "key": samples.key, "group": samples.group}
-        table = pd.DataFrame({name: each.cpu() for name, each in columns.items()})
+        numbers = torch.stack([samples.y, samples.key, samples.group], dim=1)
+        table = pd.DataFrame(numbers.cpu(), columns=["y", "key", "group"])
         # Of an image with several groups, the largest is taken: one that was selected before.
-        in_order = table.sort_values([*columns])
+        in_order = table.sort_values([*table])
         distinct = in_order.drop_duplicates(["y", "key"], keep="last")
         return samples.at(distinct.index.to_numpy(copy=True))
 
