@@ -3,7 +3,6 @@ wrong with them.
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import FAST, make_images
 from tests.data import test_sources
-from tests.data.entrances import png
+from tests.data.entrances import class_folders, png, samples
 from tests.data.layouts import NUMBERED, THREE, Case
 
 datasets = pytest.importorskip("datasets")
@@ -104,54 +103,38 @@ OPTIONS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def formats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same images of three classes in every format, in no order of classes."""
-    root = tmp_path_factory.mktemp("images")
-    folder = make_images(root / "folder" / "train", ["ant", "bee", "cat"], 12).parent
-    make_images(folder / "val", ["ant", "bee", "cat"], 15)
-    for path in folder.glob("val/*/*.png"):
-        if int(path.stem) < 12:
-            path.unlink()  # the same noise as for training
-    (root / "wds").mkdir()
-    (root / "parquet").mkdir()
-    lines = ["path,label,split"]
+def test_every_format_gives_the_same_run(tmp_path: Path):
+    """A_k, weights, and the content of every image, each counted once; in no order of classes."""
+    classes = ("ant", "bee", "cat")
+    given = samples(*classes, count=12, split="train")
+    given += samples(*classes, count=3, split="test", first=len(given))
+    given.sort(key=lambda sample: sample.seed % 12)
+    folder = class_folders(tmp_path, given)
+    roots = {"folder": folder, "webdataset": tmp_path / "w", "hf": tmp_path / "h"}
+    for name in ("webdataset", "hf"):
+        roots[name].mkdir()
     text = datasets.Value("string")
     kinds = datasets.Features({"image": datasets.Image(), "label": text})
-    for split, word in (("train", "train"), ("val", "test")):
-        files = sorted(folder.glob(f"{split}/*/*.png"), key=lambda path: path.stem)
+    for split in ("train", "test"):
         rows = []
-        tars = str(root / "wds" / f"{word}-%03d.tar")
+        tars = str(roots["webdataset"] / f"{split}-%03d.tar")
         with webdataset.ShardWriter(tars, maxcount=8, verbose=0) as writer:
-            for i, path in enumerate(files):
-                label = path.parent.name
-                image = path.read_bytes()
-                lines.append(f"{path.relative_to(root)},{label},{word}")
-                writer.write({"__key__": f"{i:05d}", "png": image, "txt": label})
-                rows.append({"image": {"bytes": image, "path": None}, "label": label})
+            for sample in given:
+                if sample.split == split:
+                    image, label = png(sample.seed), sample.label
+                    key = f"{sample.seed:05d}"
+                    writer.write({"__key__": key, "png": image, "txt": label})
+                    cell = {"bytes": image, "path": None}
+                    rows.append({"image": cell, "label": label})
         # Uneven files, of row groups of five.
         for number, part in enumerate((rows[:1], rows[1:])):
-            path = root / "parquet" / f"{word}-{number:05d}.parquet"
+            path = roots["hf"] / f"{split}-{number:05d}.parquet"
             datasets.Dataset.from_list(part, kinds).to_parquet(str(path), batch_size=5)
-    table = root / "table.csv"
-    table.write_text("\n".join(lines))
-    return {
-        "folder": folder,
-        "manifest": table,
-        "webdataset": root / "wds",
-        "hf": root / "parquet",
-        "zip": Path(shutil.make_archive(str(root / "images"), "zip", folder)),
-    }
-
-
-def test_every_format_gives_the_same_run(formats: dict[str, Path], tmp_path: Path):
-    """A_k, weights, and the content of every image, each counted once."""
     found = {}
-    for name, root in formats.items():
-        source = "folder" if name == "zip" else name
-        given = ["--data.source", source, "--data.root", str(root), *OPTIONS]
+    for name, root in roots.items():
+        words = ["--data.source", name, "--data.root", str(root), *OPTIONS]
         place = ["--logs", str(tmp_path), "--experiment", name]
-        assert main(["fit", *given, *place]) == 0
+        assert main(["fit", *words, *place]) == 0
         run = tmp_path / name / "version_0"
         accuracy = json.loads((run / "summary.json").read_text())["A_k"]
         found[name] = (cifnet_pl.load(run), accuracy)
