@@ -28,6 +28,7 @@ USAGE = 2
 BUFFER = "--model.buffer CalibrationBuffer --model.buffer"
 ENERGY = "--energy.enabled true --energy"
 CPU = "--trainer.accelerator cpu --trainer.devices"
+DDP = "--trainer.accelerator cpu --trainer.strategy ddp"
 
 REFUSED = {
     # names
@@ -51,6 +52,8 @@ REFUSED = {
     "--trainer.num_nodes 2": ["MASTER_ADDR"],
     f"{CPU} 99": ["cores"],
     f"{CPU} 0": ["devices"],
+    f"{DDP}_spawn": ["use auto or ddp"],
+    f"{DDP}_notebook": ["use auto or ddp"],
     # options
     "--data.clases_per_task 3": ["did you mean --data.classes_per_task?"],
     "--root images": ["--root", "did you mean --data.root"],

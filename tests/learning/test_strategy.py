@@ -263,12 +263,6 @@ def test_a_process_that_meets_nobody_ends_with_a_sentence(patience, joins, tmp_p
     assert "GLOO_SOCKET_IFNAME" in said
 
 
-@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook"])
-def test_strategies_whose_results_would_be_lost_are_refused(strategy, tmp_path, capsys):
-    words = ["--trainer.strategy", strategy, "--trainer.accelerator", "cpu"]
-    assert_ends(fit(tmp_path, *words), 2, "use auto or ddp", capsys)
-
-
 def test_trainers_that_the_command_line_did_not_make():
     quiet = {"accelerator": "cpu", "logger": False}
     check_trainer(Trainer(devices=1, **quiet))
