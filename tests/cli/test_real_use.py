@@ -66,8 +66,6 @@ def test_a_new_run_takes_the_next_free_version_and_locks_that_only(tmp_path):
             for earlier in range(taken):
                 with exclusive(tmp_path / f"version_{earlier}"):
                     pass
-    with exclusive(tmp_path / "version_3"), locked_run(place) as folder:
-        assert folder.name == "version_4"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.store import checkpoint_of, load, load_bundle
+from cifnet_pl.model.store import load, load_bundle
 from cifnet_pl.utilities.errors import (
     AlreadyThere,
     CheckpointError,
@@ -88,13 +88,6 @@ def test_earlier_tasks_and_newest_versions(run: Path, tmp_path: Path):
     shutil.copytree(run, tmp_path / "e" / "version_2")
     (tmp_path / "e" / "version_11").mkdir()  # has not begun
     assert len(cifnet_pl.load(tmp_path / "e").class_names) == 10
-
-
-def test_nothing_there(tmp_path: Path):
-    with pytest.raises(CheckpointError, match="no model at"):
-        cifnet_pl.load(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="neither a bundle"):
-        checkpoint_of(tmp_path)
 
 
 # ---------------------------------------------------------------------- bundles
