@@ -44,6 +44,8 @@ ACCURACY_MESSAGES = {
     "one_group": "Most classes have photos of one day or place only, so how often it is right on"
     " another day cannot be told.",
     "few": "There are too few photos to say how often it is right on another day.",
+    "incomplete": "Too few photos are kept for checking to say how often it is right on another"
+    " day.",
     "unknown": "How often it is right on another day is not estimated.",
 }
 """How the two accuracies were found, by the kind of the estimate."""
@@ -68,7 +70,7 @@ class AccuracyEstimate(ApiObject):
     kind: Kind
     """Source of new_group_accuracy: from groups that were found or given, independent images, or
     measured; few: too few images to say; one_group: most classes have images of one group only;
-    unknown: not estimated."""
+    incomplete: the buffer holds no class or group completely; unknown: not estimated."""
     message: str
     """The kind in one sentence."""
 

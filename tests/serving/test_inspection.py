@@ -2,6 +2,7 @@
 
 from functools import partial
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import KnownScores
-from cifnet_pl.model.calibration import estimated
+from cifnet_pl.model.calibration import Kind, estimated
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving.inspection import (
+    ACCURACY_MESSAGES,
     AccuracyEstimate,
     accuracy_of_classes,
     class_estimates,
@@ -46,6 +48,7 @@ def test_what_each_class_is_taken_for():
     assert 20 < pear.accuracy < 80
     assert not any(one.rarely_predicted for one in (pear, plum, quince, rare))
     assert AccuracyEstimate.from_model(model).new_group_accuracy is not None
+    assert set(get_args(Kind)) == ACCURACY_MESSAGES.keys()
 
 
 def test_the_margin_is_of_groups_and_not_of_images():
