@@ -421,10 +421,9 @@ def estimated(samples: CalibrationSamples) -> Estimate | None:
     groups = len(torch.unique(samples.groups[known]))
     if samples.learned:
         groups = effective_groups(samples.groups[known], columns)
+        # Of classes without samples nothing is known.
         class_accuracy = columns.bincount(correct) / columns.bincount()
-        share = float(
-            class_accuracy.nanmean()
-        )  # of classes without samples nothing is known
+        share = float(class_accuracy.nanmean())
     return Estimate(100 * share, forecast(share, groups))
 
 
