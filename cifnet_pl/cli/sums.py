@@ -29,7 +29,7 @@ from cifnet_pl.utilities.files import (
     expanded,
     read_yaml,
     write_bytes,
-    write_text,
+    write_json,
 )
 from cifnet_pl.utilities.plugins import current_folder_importable
 from cifnet_pl.utilities.text import next_command, print_text
@@ -277,7 +277,7 @@ def planned(folder: Path, words: tuple[str, ...]) -> SetPlan:
         if not path.is_file():
             plan, notes = set_of(words).plan(wanted)
             print_text("\n".join(notes))
-            write_text(path, plan.model_dump_json())
+            write_json(path, plan.model_dump())
     plan = parse(SetPlan, json.loads(path.read_bytes()), str(path))
     if plan.data != json.loads(json.dumps(wanted)):
         raise UsageError(

@@ -254,7 +254,9 @@ def content_of(sums: PartialSums) -> bytes:
         model=sums.model.describe(),
         calibrated=sums.model.calibrated,
     )
-    return safetensors.torch.save(tensors, {METADATA_KEY: header.model_dump_json()})
+    # Not by pydantic, which takes no names that are not UTF-8.
+    content = json.dumps(header.model_dump())
+    return safetensors.torch.save(tensors, {METADATA_KEY: content})
 
 
 def read_sums(

@@ -233,7 +233,7 @@ class TrainingSet:
         Raises:
             DataError: a unit has changed since it was planned.
         """
-        classes = pd.Index(plan.class_names)
+        label_of = {name: label for label, name in enumerate(plan.class_names)}
         first = 0
         for unit in plan.units:
             end = first + unit.samples
@@ -245,7 +245,8 @@ class TrainingSet:
                         f"{samples.where} has changed since it was planned: choose another --output"
                     )
                 names, samples = labelled(samples)
-                labels = classes.get_indexer(names)[samples.labels]
+                classes = np.array([label_of[name] for name in names])
+                labels = classes[samples.labels]
                 learned = np.setdiff1d(positions, plan.left_out)
                 yield samples.with_columns(label=labels), learned - first
             first = end
