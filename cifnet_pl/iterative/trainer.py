@@ -649,6 +649,8 @@ class IterativeModule(TaskModule):
         self._end_learning()
         self.learned_rows = self._learned_by_all()
         labels = self.labels_of(self.learned_rows.numpy())
+        # A checkpoint of before names images of all classes, also of those that are to come.
+        labels = labels[labels >= 0]
         counts = labels.bincount(minlength=self.n_classes)[self.old_classes :]
         for name, count in zip(self.learned_tasks[-1], counts, strict=True):
             if not count:
