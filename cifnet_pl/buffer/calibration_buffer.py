@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
-from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
+from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows, renamed
 from cifnet_pl.utilities.processes import of_all_processes
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -499,8 +499,7 @@ class CalibrationBuffer(GrowingModule):
         Args:
             labels: old label → new one, of every class in the buffer.
         """
-        renamed = [labels[label] for label in self.y.tolist()]
-        self.y = self.y.new_tensor(renamed)
+        self.y = renamed(self.y, labels)
 
     def pending(self) -> BufferSamples:
         """Return the pending candidates of the current task."""

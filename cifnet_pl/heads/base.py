@@ -23,7 +23,7 @@ from cifnet_pl.utilities.errors import (
     check_embeddings,
     explained,
 )
-from cifnet_pl.utilities.growing_tensors import make_room, moved, no_rows
+from cifnet_pl.utilities.growing_tensors import make_room, moved, no_rows, renamed
 
 ACTIONS: dict[str, str] = {
     "merges": "merge, or add samples to a class that is learned already",
@@ -802,7 +802,7 @@ class Head(nn.Module, ABC):
             raise UsageError(
                 f"relabel needs one new label for each of {self.classes}, got {dict(labels)}"
             )
-        new = self.labels.new_tensor([labels[label] for label in self.classes])
+        new = renamed(self.labels, labels)
         self._rename(lambda y: new[self._columns(y)])
         self.labels = new
 

@@ -241,6 +241,7 @@ def entry_name(entry: zipfile.ZipInfo) -> str:
 
 
 LAST_CHARACTER = chr(sys.maxunicode)
+"""No name of a file sorts behind it."""
 
 
 class Archive:

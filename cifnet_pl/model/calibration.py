@@ -32,7 +32,7 @@ from cifnet_pl.heads.probabilities import (
 from cifnet_pl.model.metrics import Interval
 from cifnet_pl.statistics import Clusters, Evidence, group_evidence
 from cifnet_pl.utilities.errors import UsageError, check_that
-from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
+from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows, renamed
 
 Kind = Literal[
     "unknown",
@@ -206,8 +206,7 @@ class Calibration(GrowingModule):
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename the classes, old label → new label."""
-        renamed = [labels[label] for label in self.y.tolist()]
-        self.y = self.y.new_tensor(renamed)
+        self.y = renamed(self.y, labels)
 
     def subtract_errors(self, base: Calibration) -> None:
         """Subtract what the images of an earlier version show of independence, if it is known."""

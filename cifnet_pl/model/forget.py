@@ -234,11 +234,12 @@ def _samples(given: Any) -> SampleTable:
     """Return the samples of one or several places, or of arrays and images in memory."""
     if isinstance(given, str | Path):
         given = [given]
-    if isinstance(given, list | tuple) and not given:
-        raise UsageError(
-            "images is empty: give the images, or None to forget without them"
-        )
-    if isinstance(given, list | tuple) and isinstance(given[0], str | Path):
-        found = itertools.chain.from_iterable(map(find_images, given))
-        given = list(dict.fromkeys(found))
+    if isinstance(given, list | tuple):
+        if not given:
+            raise UsageError(
+                "images is empty: give the images, or None to forget without them"
+            )
+        if isinstance(given[0], str | Path):
+            found = itertools.chain.from_iterable(map(find_images, given))
+            given = list(dict.fromkeys(found))
     return read_samples((given, [0] * len(given)))

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
+from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows, renamed
 
 
 class ImageHashes(GrowingModule):
@@ -87,8 +87,7 @@ class ImageHashes(GrowingModule):
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename classes, old label → new label."""
-        renamed = [labels[label] for label in self.labels.tolist()]
-        self.labels = self.labels.new_tensor(renamed)
+        self.labels = renamed(self.labels, labels)
         self._replace(self.image_labels, self.content)
 
     def _replace(self, labels: Tensor, hashes: Tensor) -> None:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError, prefixed
 from cifnet_pl.utilities.text import number_of
@@ -68,10 +70,10 @@ def merge(
             check_same_embeddings(merged, other)
             added = other.clone()
             common = count_learned_images(merged) & count_learned_images(other)
-            shared = (
-                merged.classes_of_hashes().keys() & other.classes_of_hashes().keys()
-            )
-            twice = len(shared - {content_hash for _, content_hash in common})
+            ours = merged.images.content
+            in_both = torch.isin(ours, other.images.content)
+            shared = torch.unique(ours[in_both])
+            twice = len(shared) - len({content_hash for _, content_hash in common})
             if twice:
                 images = number_of(twice, "image")
                 warnings.append(

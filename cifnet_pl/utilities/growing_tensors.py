@@ -67,6 +67,11 @@ def state_of(state_dict: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     }
 
 
+def renamed(y: Tensor, labels: Mapping[int, int]) -> Tensor:
+    """Return labels (n,) under their new names; ``labels`` is old label → new label."""
+    return y.new_tensor([labels[label] for label in y.tolist()])
+
+
 def no_rows(dtype: torch.dtype, *columns: int) -> Tensor:
     """Return a buffer (:class:`torch.nn.Buffer`) that has no rows yet, of shape (0, …)."""
     return nn.Buffer(torch.zeros(0, *columns, dtype=dtype))
