@@ -239,6 +239,8 @@ class ClassificationTable:
                 f"Prediction sets: {size:.1f} classes on average, coverage"
                 f" {100 * self.coverage:g} % for images of known classes without distribution shift"
             )
+        if self.coverage is not None or self.unknown is not None:
+            yield from self.model.coverage_notes()
 
 
 # ---------------------------------------------------------------------- the gallery

@@ -46,8 +46,8 @@ Kind = Literal[
 ]
 """Source of the accuracy on new groups: nothing yet; too few images; images that are
 independent, so that both accuracies are the same; groups found among the images; labelled images
-that were not learned; groups that the user gave; none, as without its group nothing is known of
-most classes; none, as the buffer holds no group completely."""
+that were not learned; groups that the user gave; none, as without a group in the buffer nothing is
+known of most classes; none, as the buffer is too small to tell."""
 
 MIN_IMAGES_PER_CLASS = 20
 """Images of a class, on average, from which the accuracy on new groups is estimated.
@@ -64,10 +64,11 @@ ACCURACY_ON_NEW_GROUPS = {
 
 NOT_ESTIMATED = {
     "few": f"fewer than {MIN_IMAGES_PER_CLASS} images a class",
-    "incomplete": "the buffer holds no class or group completely; raise"
+    "incomplete": "the buffer is too small to tell whether images come in groups; raise"
     " --model.buffer.init_args.capacity, or measure on labelled images of new groups (cifnet"
     " evaluate)",
-    "one_group": "most classes have images of one group only; add images of other days or places",
+    "one_group": "most classes have images of one group only, or no group in the buffer; add images"
+    " of other days or places, or raise --model.buffer.init_args.capacity",
 }
 """Kind → why the accuracy on new groups is not estimated."""
 
@@ -259,7 +260,13 @@ class Calibration(GrowingModule):
                 self.group_errors.fill_(-1)
                 tested = is_whole
             sets = clusters.similar_sets().to(tested.device)
-            self._test(head, whole.at(tested), sets[:, tested], limit)
+            evidence = self._test(head, whole.at(tested), sets[:, tested], limit)
+            counts = head.class_counts()
+            learned = sum(counts[label] for label in set(samples.y[is_new].tolist()))
+            # Of a few classes hardly any image may be predicted wrongly, in groups or not.
+            if 2 * int(tested.sum()) >= learned or evidence.is_clear:
+                errors = torch.tensor(evidence).to(self.group_errors)
+                self.group_errors.clamp_min_(0).add_(errors)
         return samples._replace(group=groups)
 
     def _test(
@@ -268,8 +275,8 @@ class Calibration(GrowingModule):
         samples: BufferSamples,
         sets: Tensor,
         limit: int,
-    ) -> None:
-        """Add what samples, all of their classes, show of whether images are independent.
+    ) -> Evidence:
+        """Return what samples, all of their classes, show of whether images are independent.
 
         Those that resemble no other can be left out alone only, so some of them stand for all.
 
@@ -280,8 +287,6 @@ class Calibration(GrowingModule):
             limit: number of samples that may stand for those without similar ones.
         """
         similar = sets[0]
-        if not len(samples.y):
-            return
         is_alone = similar.bincount()[similar] == 1
         alone = is_alone.nonzero().flatten()
         shown = alone[torch.argsort(samples.key[alone])][:limit]
@@ -290,9 +295,7 @@ class Calibration(GrowingModule):
         counts[is_alone[rows]] = len(alone) / max(len(shown), 1)
         learned = CalibrationSamples(head, samples.z[rows], samples.y[rows])
         rule = learned.rules[0]
-        found = group_evidence(sets[:, rows], learned.columns, rule, counts)
-        errors = torch.tensor(found).to(self.group_errors)
-        self.group_errors.clamp_min_(0).add_(errors)
+        return group_evidence(sets[:, rows], learned.columns, rule, counts)
 
     # ------------------------------------------------------------------ accuracy
 
@@ -347,7 +350,7 @@ class Calibration(GrowingModule):
                 expected = forecast(loo.accuracy / 100, groups)
                 new_groups = Estimate(loo.accuracy, expected)
             self.record(kind, loo, new_groups)
-        elif loo is None or new_groups is None or 2 * known_classes < stored_classes:
+        elif loo is None or new_groups is None or 2 * known_classes < len(samples.head.classes):
             self.record("one_group", loo, None)
         else:
             lacking = 100 * (1 - stored_classes / len(samples.head.classes))

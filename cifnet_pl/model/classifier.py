@@ -241,13 +241,7 @@ class Classifier(ModelLearner):
             sentences.append(f"Leave-one-out accuracy {loo.sentence(*facts)}")
         if new_groups is not None and kind in ACCURACY_ON_NEW_GROUPS:
             name = ACCURACY_ON_NEW_GROUPS[kind]
-            facts = []
-            if kind != "measured" and self.buffer is not None:
-                in_groups = self.buffer.y[self.buffer.group >= 0]
-                lacking = len(self.class_names) - len(torch.unique(in_groups))
-                if lacking:
-                    classes = number_of(lacking, "class")
-                    facts = [f"the buffer holds no group of {classes}"]
+            facts = self._lacking_groups()
             sentences.append(f"{name} {new_groups.sentence(*facts)}")
         elif kind in NOT_ESTIMATED:
             reason = NOT_ESTIMATED[kind]
@@ -255,6 +249,26 @@ class Classifier(ModelLearner):
         if sentences and self.head.decision_rule is not None:
             sentences.insert(0, f"Decision rule: {self.head.decision_rule}")
         return sentences
+
+    def _lacking_groups(self) -> list[str]:
+        """Return of how many classes the buffer holds no group; nothing where each has one."""
+        kind = self.calibration.estimate_kind
+        in_groups = self.calibration.leaves_groups_out and kind != "measured"
+        if self.buffer is None or not in_groups:
+            return []
+        labels = self.buffer.y[self.buffer.group >= 0]
+        lacking = len(self.class_names) - len(torch.unique(labels))
+        if not lacking:
+            return []
+        classes = number_of(lacking, "class")
+        return [f"the buffer holds no group of {classes}"]
+
+    def coverage_notes(self) -> list[str]:
+        """Return why prediction sets and the threshold for unknowns may not hold on new groups."""
+        reasons = self._lacking_groups()
+        if self.calibration.estimate_kind == "incomplete":
+            reasons = [NOT_ESTIMATED["incomplete"]]
+        return [f"note: on new groups this may not hold: {why}" for why in reasons]
 
     def calibration_notes(self) -> list[str]:
         """Return how to calibrate the probabilities; nothing where they are calibrated."""

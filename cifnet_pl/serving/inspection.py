@@ -69,8 +69,8 @@ class AccuracyEstimate(ApiObject):
     """Percentages between which as many new groups lie with a probability of 95 %."""
     kind: Kind
     """Source of new_group_accuracy: from groups that were found or given, independent images, or
-    measured; few: too few images to say; one_group: most classes have images of one group only;
-    incomplete: the buffer holds no class or group completely; unknown: not estimated."""
+    measured; few: too few images to say; one_group: most classes have images of one group only, or
+    none in the buffer; incomplete: the buffer is too small to tell; unknown: not estimated."""
     message: str
     """The kind in one sentence."""
 

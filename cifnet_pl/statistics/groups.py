@@ -165,6 +165,20 @@ class Evidence(NamedTuple):
         odds_at_random = (1 + self.at_random) / (1 + self.images - self.at_random)
         return odds >= COST * odds_at_random
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether the errors tell that images are dependent, or that they are not.
+
+        They are not where so few errors without similar images would have a probability of 5 %, if
+        their odds were ``COST`` times those without a random set.
+        """
+        from scipy.stats import binom  # imported here: to classify needs none of it
+
+        errors = self.without_similar + self.at_random
+        expected = COST / (1 + COST)
+        probability = binom.cdf(self.without_similar, errors, expected)
+        return self.dependent or bool(probability <= 0.05)
+
 
 def group_evidence(
     sets: Tensor,
