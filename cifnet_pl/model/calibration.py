@@ -337,7 +337,8 @@ class Calibration(GrowingModule):
         new_groups = estimated(grouped)
         stored_classes = len(torch.unique(grouped.columns[grouped.counted]))
         known_classes = len(torch.unique(grouped.known_scores().columns))
-        if len(samples.head.classes) == 1:  # every prediction is right
+        classes = len(samples.head.classes)
+        if classes == 1:  # every prediction is right
             self.record("unknown", None, None)
         elif kind in ("few", "incomplete"):
             self.record(kind, loo, None)
@@ -350,10 +351,10 @@ class Calibration(GrowingModule):
                 expected = forecast(loo.accuracy / 100, groups)
                 new_groups = Estimate(loo.accuracy, expected)
             self.record(kind, loo, new_groups)
-        elif loo is None or new_groups is None or 2 * known_classes < len(samples.head.classes):
+        elif loo is None or new_groups is None or 2 * known_classes < classes:
             self.record("one_group", loo, None)
         else:
-            lacking = 100 * (1 - stored_classes / len(samples.head.classes))
+            lacking = 100 * (1 - stored_classes / classes)
             self.record(kind, loo, widened(new_groups, loo, lacking))
 
     @property
