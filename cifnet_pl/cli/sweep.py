@@ -323,7 +323,8 @@ def read_points(
             raise UsageError(
                 f"{path}: an axis is called part or seed, or two have one name: rename it"
             )
-        shared = Option(label=part.label, **(sweep.fixed | part.fixed))
+        settings = {"label": part.label} | sweep.fixed | part.fixed
+        shared = Option.model_validate(settings)
         axes = {
             "part": [shared],
             **part.axes,

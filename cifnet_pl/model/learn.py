@@ -157,10 +157,13 @@ def learn(
         The model that learned, without an entry in its history, and warnings about duplicates.
 
     Raises:
+        UsageError: a buffer that is too small for so many classes.
         UnsupportedError: images of a known class, where the head cannot take in more of them.
         DataError: a class of which no image can be read, or no image is new.
     """
     start = time.perf_counter()
+    if old.buffer is not None:
+        old.buffer.quota(len({*old.class_names, *images.class_names}))
     known = old.classes_of_hashes()
 
     def is_left_out(row: int, content_hash: int) -> bool:

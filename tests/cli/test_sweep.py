@@ -39,10 +39,10 @@ AXES = {
 
 
 def test_product_of_axes_and_seeds(tmp_path: Path) -> None:
-    fixed = {"data.classes_per_task": 2}
+    fixed = {"data.classes_per_task": 2, "label": "two"}
     points = read_points(write(tmp_path, axes=AXES, seeds=[1, 2], fixed=fixed))
     names = [p.name.rsplit("-", 1)[0] for p in points]
-    product = itertools.product(("a", "b_c"), ("200", "500"), ("s1", "s2"))
+    product = itertools.product(("two",), ("a", "b_c"), ("200", "500"), ("s1", "s2"))
     assert names == ["-".join(labels) for labels in product]
     assert len({p.identity for p in points}) == 8
     last = points[-1].config

@@ -80,6 +80,14 @@ def test_an_image_is_opened_once_and_one_that_is_known_is_not_decoded(tmp_path, 
     assert extension.learned == {"cat": 6, "dog": 6}
 
 
+def test_a_buffer_that_is_too_small_is_told_before_an_image_is_opened(tmp_path, watch):
+    model = replace(learned("ridge"), buffer=CalibrationBuffer(3), calibrated=True)
+    opened = watch(image, "read_bytes", lambda path: path)
+    with pytest.raises(UsageError, match="use a capacity of"):
+        extend(model, make_images(tmp_path / "new", ["gnu", "hen"], 1))
+    assert not opened
+
+
 def test_from_memory_as_from_files(tmp_path: Path):
     """Embeddings in arrays with names of classes: extended, classified, forgotten."""
     z, y = vectors(60, classes=5)
