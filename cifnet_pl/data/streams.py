@@ -297,7 +297,12 @@ class Blurry(Stream):
         tasks = classes.by_task(task_of, len(numbers))
         if self.every is None:
             return tasks
-        return _cut(tasks, self.every, self.seed)
+        shuffled = []
+        for number, task in enumerate(tasks):
+            random = np.random.default_rng([self.seed, number])
+            shuffled.append(random.permutation(task))
+        in_order = np.concatenate(shuffled)
+        return np.split(in_order, range(self.every, len(in_order), self.every))
 
 
 class TaskFree(Blurry):
@@ -313,16 +318,6 @@ class TaskFree(Blurry):
 
     def __init__(self, every: int = 500, seed: int = 0):
         super().__init__(disjoint=100.0, seed=seed, every=every)
-
-
-def _cut(tasks: Sequence[np.ndarray], every: int, seed: int) -> list[np.ndarray]:
-    """Shuffle the rows of each task, and cut all of them into parts of ``every`` rows."""
-    shuffled = [
-        np.random.default_rng([seed, number]).permutation(task)
-        for number, task in enumerate(tasks)
-    ]
-    rows = np.concatenate(shuffled)
-    return np.split(rows, range(every, len(rows), every))
 
 
 SizeOrder = Literal["shuffled", "descending"]

@@ -857,10 +857,6 @@ class Head(nn.Module, ABC):
         """Return an empty head that merges with this one, on the same device."""
         return type(self).from_settings(self.settings()).to(self.labels.device)
 
-    def prepare_for_state(self, state: Mapping[str, Tensor]) -> None:
-        """Set sizes that the constructor left open from a stored state."""
-        self._before_load(state)
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._statistics_changed()
         return cast(Any, super())._apply(functools.partial(moved, fn), recurse)

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from cifnet_pl.utilities.errors import (
     explaining_full_memory,
     prefixed,
 )
-from cifnet_pl.utilities.growing_tensors import state_of
+from cifnet_pl.utilities.growing_tensors import make_room
 from cifnet_pl.utilities.plugins import failure, import_name, names_import
 from cifnet_pl.utilities.processes import of_all_processes
 
@@ -48,10 +48,6 @@ class EmbeddedBatch(NamedTuple):
     z: Tensor
     batch: Batch
     learned: bool
-
-
-def _image_name(names: Sequence[str], rows: Tensor, position: int) -> str:
-    return f"image {names[int(rows[position])]}"
 
 
 class CIFNetModule(TaskModule):
@@ -256,8 +252,10 @@ class CIFNetModule(TaskModule):
         for z, batch, learned in unchecked:
             if isinstance(batch, ImageBatch):
                 source = self.data.source
-                names = (source.train if learned else source.test).names
-                check_embeddings(z, z.shape[1], partial(_image_name, names, batch.row))
+                table = source.train if learned else source.test
+                rows = batch.row.cpu().numpy()
+                names = [f"image {name}" for name in table.names_of(rows)]
+                check_embeddings(z, z.shape[1], names.__getitem__)
                 self.data.remember(batch, z)
             if learned and self._earlier_head is not None:
                 # Prequential: the samples are predicted before they are learned.
@@ -314,7 +312,7 @@ class CIFNetModule(TaskModule):
         Engines may change, as their embeddings agree.
         """
         with explained(CheckpointError, "the checkpoint does not fit the head"):
-            self.head.prepare_for_state(state_of(checkpoint["state_dict"], "head."))
+            make_room(self.head, checkpoint["state_dict"], "head.")
         super().on_load_checkpoint(checkpoint)
         about = parse(Description, checkpoint["cifnet"].get("model"), "the checkpoint")
         if not self.backbone.weights_in_model:

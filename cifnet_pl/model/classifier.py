@@ -142,7 +142,9 @@ class Classifier(ModelLearner):
         # Images of one class share their set: to make one for each takes most of the time.
         own = {label: frozenset([name]) for label, name in self.name_of.items()}
         classes: dict[int, frozenset[str]] = {}
-        for label, content_hash in self.images.occurrences():
+        labels = self.images.image_labels.tolist()
+        hashes = self.images.content.tolist()
+        for label, content_hash in zip(labels, hashes, strict=True):
             names = own[label]
             if content_hash in classes:
                 names |= classes[content_hash]
@@ -211,7 +213,7 @@ class Classifier(ModelLearner):
     @property
     def remembers_removed(self) -> bool:
         """Whether images of a removed class may still count as negatives of what is learned."""
-        return bool(self.removals) and self.head.counterexamples
+        return self.head.counterexamples and bool(self.removals)
 
     def estimated_accuracy(self) -> dict[str, Any]:
         """Return the accuracy that is expected on new images, without any test images.

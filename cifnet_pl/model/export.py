@@ -214,7 +214,17 @@ def onnx_bytes(graph: HeadGraph, metadata: dict[str, str]) -> Export:
         "producer": f"cifnet_pl {__version__}",
     }
     onnx.helper.set_model_props(proto, about | metadata)
-    _strip(proto.graph)
+    # The exporter's notes about its own source code hold paths of this machine.
+    written = proto.graph
+    tensors = (
+        *written.value_info,
+        *written.initializer,
+        *written.input,
+        *written.output,
+    )
+    for element in (written, *written.node, *tensors):
+        del element.metadata_props[:]
+        element.doc_string = ""
     content = proto.SerializeToString()
     return Export(content, check_onnx(content, graph))
 
@@ -236,14 +246,6 @@ def _exported(graph: HeadGraph) -> Any:
             dynamo=True,
             verbose=False,
         )
-
-
-def _strip(graph: Any) -> None:
-    """Remove the exporter's notes about its own source code, which hold paths of this machine."""
-    tensors = (*graph.value_info, *graph.initializer, *graph.input, *graph.output)
-    for element in (graph, *graph.node, *tensors):
-        del element.metadata_props[:]
-        element.doc_string = ""
 
 
 # ---------------------------------------------------------------------- check

@@ -205,7 +205,15 @@ def add_up(files: Sequence[Path], trust: bool = False) -> PartialSums:
     in_order = sorted(files, key=lambda path: shards_of[path][0].start)
     every_shard = chain.from_iterable(shards_of[path] for path in files)
     shards = sorted(every_shard, key=lambda shard: (shard.start, shard.stop))
-    _check_parts(shards)
+    for before, after in pairwise(shards):
+        if after.set_hash != before.set_hash:
+            raise UsageError(
+                "these are sums of different sets: merge each set into a model, then the models"
+            )
+        if after.start < before.stop:
+            raise UsageError(
+                f"two have sample {after.start} of {after.total}, which would count twice"
+            )
     first = in_order[0]
     total = emptied(read_sums(first, trust).model)
     for path in in_order:
@@ -227,19 +235,6 @@ def emptied(model: Classifier) -> Classifier:
     model.class_names = []
     model.begin_task(names)
     return model
-
-
-def _check_parts(shards: Sequence[ShardRecord]) -> None:
-    """Raise UsageError unless shards, ascending, are of one set and have no sample in common."""
-    for before, after in pairwise(shards):
-        if after.set_hash != before.set_hash:
-            raise UsageError(
-                "these are sums of different sets: merge each set into a model, then the models"
-            )
-        if after.start < before.stop:
-            raise UsageError(
-                f"two have sample {after.start} of {after.total}, which would count twice"
-            )
 
 
 # ---------------------------------------------------------------------- files

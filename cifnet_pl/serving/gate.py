@@ -6,7 +6,6 @@ the number, pixels and formats of images, and the names of classes.
 
 import hmac
 import re
-import unicodedata
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -324,11 +323,6 @@ def tidy(name: str) -> str:
     return re.sub(r"[^\S\t-\r]+", " ", class_name(name)).strip(" ")
 
 
-def bare(name: str) -> str:
-    """Return a name without what typing mistakes change: spaces, capitals and Unicode form."""
-    return "".join(unicodedata.normalize("NFKC", name).casefold().split())
-
-
 def checked_names(
     names: Iterable[str],
     known: Sequence[str],
@@ -348,10 +342,10 @@ def checked_names(
     stored = {name: tidy(name) for name in names}
     distinct = list(dict.fromkeys(stored.values()))
     class_names(distinct, "the request", UsageError)
-    instead = spelled_alike(distinct, known, bare)
+    instead = spelled_alike(distinct, known)
     if instead and not anyway:
         pairs = [f"'{name}' and '{other}'" for name, other in instead.items()]
-        differ = "differ by capitals, spaces or Unicode form only"
+        differ = "differ only in spelling"
         raise RequestError(409, f"{'; '.join(pairs)} {differ}", instead, anyway=True)
     return stored
 

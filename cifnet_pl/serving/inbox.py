@@ -25,7 +25,6 @@ from cifnet_pl.serving.answering import (
 from cifnet_pl.serving.gate import (
     ApiObject,
     Upload,
-    bare,
     checked_names,
     folder_of,
     uploads,
@@ -36,7 +35,7 @@ from cifnet_pl.serving.workspace import (
     WaitingImage,
     Workspace,
 )
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import bare, number_of, printable
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
 

@@ -8,7 +8,7 @@ import textwrap
 import time
 import unicodedata
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TextIO, TypeVar
@@ -215,7 +215,7 @@ def similar_spellings_message(
     """
     pairs = [
         f"'{printable(other)}' and '{printable(name)}'"
-        for name, other in spelled_alike(names, known, _spelling).items()
+        for name, other in spelled_alike(names, known).items()
     ]
     if not pairs:
         return None
@@ -225,32 +225,28 @@ def similar_spellings_message(
     )
 
 
-def spelled_alike(
-    names: Iterable[str],
-    known: Sequence[str],
-    spelling: Callable[[str], str],
-) -> dict[str, str]:
-    """Find new names that only differ in spelling from another one.
+def spelled_alike(names: Iterable[str], known: Sequence[str]) -> dict[str, str]:
+    """Find new names that only differ in spelling from another one (:func:`bare`).
 
     Args:
         names, known: as for :func:`similar_spellings_message`.
-        spelling: returns a name without the differences that do not count.
 
     Returns:
         Name → the first other one with its spelling.
     """
-    first = {spelling(name): name for name in reversed(known)}
+    first = {bare(name): name for name in reversed(known)}
     alike = {}
     for name in names:
-        other = first.setdefault(spelling(name), name)
+        other = first.setdefault(bare(name), name)
         if other != name and name not in known:
             alike[name] = other
     return alike
 
 
-def _spelling(name: str) -> str:
+def bare(name: str) -> str:
+    """Return a name without capitals, spaces, hyphens, underscores and Unicode's other forms."""
     folded = unicodedata.normalize("NFKC", name).casefold()
-    return " ".join(re.sub(r"[\s_-]+", " ", folded).split())
+    return re.sub(r"[\s_-]", "", folded)
 
 
 def one_line(error: BaseException, length: int = 300) -> str:
