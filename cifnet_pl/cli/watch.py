@@ -11,7 +11,6 @@ import time
 import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from cifnet_pl.utilities.files import (
     read_list_cell,
     write_text,
 )
-from cifnet_pl.utilities.text import number_of, print_text, printable
+from cifnet_pl.utilities.text import iso_now, number_of, print_text, printable
 
 if TYPE_CHECKING:
     from cifnet_pl.images.new_images import NewImage
@@ -178,7 +177,7 @@ def classified(
     for (key, image), prediction in zip(images.items(), predictions, strict=True):
         closest = next(iter(prediction.classes), "")
         row = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "time": iso_now(),
             "id": key,
             "file": str(image.path),
             "class": closest,

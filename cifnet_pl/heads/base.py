@@ -501,7 +501,12 @@ class Head(nn.Module, ABC):
         """
         self.require("merges")
         self._same_kind(other)
-        self._begin_tasks_of(other)
+        known = set(self.classes)
+        for task in other.tasks:
+            new = [label for label in task if label not in known]
+            if new:
+                self.solved.fill_(True)
+                self.begin_task(new)
         self._merge(other)
         self.solved.fill_(False)
         self.under_way.fill_(False)
@@ -546,15 +551,6 @@ class Head(nn.Module, ABC):
         self.under_way.fill_(False)
         self.labels = self.labels[columns]
         self.task_of = torch.unique(self.task_of[columns], return_inverse=True)[1]
-
-    def _begin_tasks_of(self, other: Head) -> None:
-        """Append the classes of ``other`` that are new here, in its tasks."""
-        known = set(self.classes)
-        for task in other.tasks:
-            new = [label for label in task if label not in known]
-            if new:
-                self.solved.fill_(True)
-                self.begin_task(new)
 
     def _same_kind(self, other: Head) -> None:
         """Raise UsageError unless ``other`` is a head of the same class and settings."""

@@ -193,6 +193,8 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> list[Curv
         labels: (n,) int64 in 0 … ``classes`` − 1; a class has several images.
         classes: number of classes.
     """
+    from sklearn.metrics import recall_score
+
     counts = np.bincount(labels, minlength=classes)
     sizes = _curve_sizes(counts)
     order = np.random.default_rng(0).permutation(len(labels))
@@ -212,8 +214,13 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> list[Curv
         drawn = drawn[-1:]
     points = []
     for size, (rows, groups) in zip(sizes, drawn, strict=True):
-        accuracy = _mean_accuracy(z[rows], labels[rows], groups, measured)
-        points.append(CurvePoint(size, accuracy))
+        own = labels[rows]
+        head = fitted_head(z[rows], own, classes)
+        scores = head.leave_one_out(*map(torch.from_numpy, (z[rows], own, groups)))
+        predicted = scores.argmax(dim=1).numpy()
+        in_mean = np.flatnonzero(measured)
+        recall = recall_score(own, predicted, labels=in_mean, average="macro")
+        points.append(CurvePoint(size, 100 * float(recall)))
     return points
 
 
@@ -228,30 +235,6 @@ def _curve_sizes(counts: np.ndarray) -> list[int]:
     largest = int(several[middle])
     halvings = range(largest.bit_length() - 2, -1, -1)
     return [largest >> halving for halving in halvings]
-
-
-def _mean_accuracy(
-    z: np.ndarray,
-    labels: np.ndarray,
-    groups: np.ndarray,
-    measured: np.ndarray,
-) -> float:
-    """Return the mean over classes of their leave-one-group-out accuracy, in percent.
-
-    Args:
-        z: (n, d) embeddings.
-        labels: (n,) int64 class of each.
-        groups: (n,) int64 images that are left out together.
-        measured: (C,) bool, the classes of the mean.
-    """
-    from sklearn.metrics import recall_score
-
-    head = fitted_head(z, labels, len(measured))
-    scores = head.leave_one_out(*map(torch.from_numpy, (z, labels, groups)))
-    predicted = scores.argmax(dim=1).numpy()
-    classes = np.flatnonzero(measured)
-    recall = recall_score(labels, predicted, labels=classes, average="macro")
-    return 100 * float(recall)
 
 
 # ---------------------------------------------------------------------- embeddings

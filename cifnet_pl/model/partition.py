@@ -165,7 +165,10 @@ class TrainingSet:
         """Return the training samples of a unit."""
         if self.source == "embeddings":
             samples = self._blocks[int(unit)].samples(**self.options.own)
-            return samples.subset(training_rows(samples.table))
+            if "split" not in samples.table:
+                return samples
+            is_training = samples.table["split"] == "train"
+            return samples.subset(np.flatnonzero(is_training))
         if self.source == "webdataset":
             return webdataset(replace(self.options, root=Path(unit)))
         return replace(self.whole.train, class_names=self.whole.class_names)
@@ -258,13 +261,6 @@ def training_files(found: SplitFiles) -> list[Path]:
         return found.files
     is_training = [split == "train" for split in found.splits]
     return list(compress(found.files, is_training))
-
-
-def training_rows(table: pd.DataFrame) -> np.ndarray:
-    """Return the rows of the training split; all of them where there are no splits."""
-    if "split" not in table:
-        return np.arange(len(table))
-    return np.flatnonzero(table["split"] == "train")
 
 
 def digest(samples: SampleTable) -> str:

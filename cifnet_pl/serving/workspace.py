@@ -17,7 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, date, datetime
+from datetime import date
 from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -40,7 +40,7 @@ from cifnet_pl.utilities.errors import (
     explained,
 )
 from cifnet_pl.utilities.files import exclusive, new_folder, rendered, write_bytes
-from cifnet_pl.utilities.text import number_of
+from cifnet_pl.utilities.text import iso_now, number_of
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
 FORMAT = 5
@@ -476,7 +476,7 @@ class Workspace:
             if model.class_names:
                 model.save(temporary)
         content = json.dumps(dict(change))
-        row = (number, content, json.dumps(model.counts), _now())
+        row = (number, content, json.dumps(model.counts), iso_now())
         try:
             with self._transaction() as database:
                 database.execute(INSERT_VERSION, row)
@@ -524,7 +524,7 @@ class Workspace:
         execute("UPDATE model SET place = ?", [place])
         execute(
             "INSERT INTO journal (at, what, serves) VALUES (?, ?, ?)",
-            (_now(), action, number),
+            (iso_now(), action, number),
         )
 
     def _renamed_since(self, number: int) -> list[tuple[str, str | None]]:
@@ -806,10 +806,6 @@ class Workspace:
         finally:
             with suppress(CifnetError):  # the disk is full
                 write_bytes(reserve, os.urandom(RESERVE_BYTES))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @lru_cache(maxsize=10_000)

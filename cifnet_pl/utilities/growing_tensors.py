@@ -58,15 +58,6 @@ def moved(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     return tensor.to(float64_device(target))
 
 
-def state_of(state_dict: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the part of a state whose names begin with ``prefix``, without it."""
-    return {
-        key[len(prefix) :]: value
-        for key, value in state_dict.items()
-        if key.startswith(prefix)
-    }
-
-
 def renamed(y: Tensor, labels: Mapping[int, int]) -> Tensor:
     """Return labels (n,) under their new names; ``labels`` is old label → new label."""
     return y.new_tensor([labels[label] for label in y.tolist()])
@@ -92,7 +83,8 @@ def make_room(module: Any, state_dict: Mapping[str, Any], prefix: str, *_: Any) 
         CheckpointError: a stored tensor differs in more than the number of its rows, or has another
             kind of numbers. A dimension of size 0 takes any size.
     """
-    state = state_of(state_dict, prefix)
+    own = [key for key in state_dict if key.startswith(prefix)]
+    state = {key.removeprefix(prefix): state_dict[key] for key in own}
     module._before_load(state)
     for name, buffer in module.named_buffers(recurse=False):
         incoming = state.get(name)

@@ -172,6 +172,11 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def iso_now() -> str:
+    """Return the date and time in UTC, to the second, as ISO 8601 writes them."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def shown(value: object) -> str:
     """Return a value from a file as a message may show it: quoted, short, on one line."""
     return f"'{printable(str(value)[:60])}'"
