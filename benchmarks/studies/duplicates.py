@@ -25,6 +25,7 @@ from benchmarks.studies.images import (
 )
 from cifnet_pl.buffer import buffer_samples
 from cifnet_pl.heads import RidgeHead
+from cifnet_pl.heads.probabilities import CalibrationSamples
 from cifnet_pl.model.calibration import Calibration
 
 CLASSES = 12
@@ -86,7 +87,8 @@ def accuracy(images: Images, ridge: float | str) -> Tensor:
     in_groups = calibration.find_groups(
         head, samples, everything, everything, len(everything)
     )
-    calibration.calibrate_by_buffer(head, in_groups)
+    alone = CalibrationSamples(head, in_groups.z, in_groups.y)
+    calibration.calibrate_by_buffer(alone, in_groups.group)
     right = (head.predict(images.val_z) == images.val_y).double().mean()
     return torch.stack([100 * right, head.ridge_used])
 

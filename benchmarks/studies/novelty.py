@@ -74,7 +74,8 @@ def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
     in_groups = calibration.find_groups(
         head, buffer.samples, everything, everything, len(everything)
     )
-    calibration.calibrate_by_buffer(head, in_groups)
+    alone = CalibrationSamples(head, in_groups.z, in_groups.y)
+    calibration.calibrate_by_buffer(alone, in_groups.group)
     groups = in_groups.group if calibration.leaves_groups_out else None
     return CalibrationSamples(head, in_groups.z, in_groups.y, groups)
 

@@ -102,7 +102,12 @@ def summary_lines(model: Classifier) -> list[str]:
     lines += rarely_predicted_notes(left_out.rarely_predicted, model)
     lines += model.accuracy_sentences()
     lines += _part_lines(model)
-    lines.append(f"Energy {_energy(model.history)}")
+    measured = [e.energy_kwh for e in model.history if e.energy_kwh is not None]
+    energy = "not measured"
+    if measured:
+        sources = {e.energy_source for e in model.history if e.energy_source}
+        energy = f"{sum(measured):.1e} kWh ({_joined(sorted(sources))})"
+    lines.append(f"Energy {energy}")
     return lines
 
 
@@ -129,11 +134,3 @@ def _part_lines(model: Classifier) -> list[str]:
 
 def _joined(names: list[str]) -> str:
     return ", ".join(map(printable, names))
-
-
-def _energy(history: list[Event]) -> str:
-    measured = [event.energy_kwh for event in history if event.energy_kwh is not None]
-    if not measured:
-        return "not measured"
-    sources = {event.energy_source for event in history if event.energy_source}
-    return f"{sum(measured):.1e} kWh ({_joined(sorted(sources))})"

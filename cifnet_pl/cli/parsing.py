@@ -345,7 +345,7 @@ def choose_backbone(config: Any) -> None:
         UsageError: the file of embeddings is not given.
         DataError: it cannot be read.
     """
-    from cifnet_pl.data.sources.tables import embeddings_width
+    from cifnet_pl.data.sources.tables import embedding_files, open_table
 
     model = config.get("model.init_args") or {}
     backbone = model.get("backbone")
@@ -353,7 +353,10 @@ def choose_backbone(config: Any) -> None:
         return
     if backbone != DEFAULT_BACKBONE and backbone.partition(":")[0] != "none":
         print_text(f"note: embeddings need no backbone, {backbone} is left out")
-    width = embeddings_width(config.data.root, config.data.options)
+    root = config.data.root
+    files = embedding_files(expanded(root) if root else None).files
+    column = (config.data.options or {}).get("embeddings", "embeddings")
+    width = open_table(files[0]).matrix(column).shape[1]
     model["backbone"] = f"none:{width}"
 
 

@@ -278,7 +278,8 @@ def calibrate(samples: CalibrationSamples) -> None:
     columns = samples.columns[known]
     known_rules = rules[:, known]
     weights, power = fit_probabilities(list(known_rules), columns)
-    come_in_groups = len(torch.unique(samples.groups)) < len(samples.groups)
+    groups = samples.groups[samples.counted]
+    come_in_groups = len(torch.unique(groups)) < len(groups)
     if come_in_groups:
         scores = torch.tensordot(rules.new_tensor(weights), known_rules, dims=1)
         scale, power = fit_probabilities([scores], columns, smallest_power=1.0)

@@ -280,7 +280,12 @@ class Archive:
             if not name.endswith("/") and not is_hidden(name):
                 plain = PurePosixPath(name.lstrip("/"))  # without "./"
                 entries[str(plain)] = entry
-        top = _single_top_folder(entries)
+        # The only top folder is left out, if all images are in its sub-folders.
+        top = ""
+        images = [path for path in map(PurePosixPath, entries) if is_image(path)]
+        tops = {path.parts[0] for path in images}
+        if len(tops) == 1 and all(len(path.parts) > 2 for path in images):
+            top = f"{tops.pop()}/"
         self.files: dict[str, zipfile.ZipInfo] = {}
         self.folders = {""}
         for name, entry in entries.items():
@@ -302,15 +307,6 @@ class Archive:
             raise DataError(f"no {printable(name)} in archive {shown_path(self.path)}")
         with self._lock, self._explained(), self._zip.open(self.files[name]) as file:
             return file.read(count)
-
-
-def _single_top_folder(names: Iterable[str]) -> str:
-    """Return the only top folder, with a slash, if all images are in its sub-folders; else ""."""
-    images = [path for path in map(PurePosixPath, names) if is_image(path)]
-    tops = {path.parts[0] for path in images}
-    if len(tops) == 1 and all(len(path.parts) > 2 for path in images):
-        return f"{tops.pop()}/"
-    return ""
 
 
 @lru_cache

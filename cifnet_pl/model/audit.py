@@ -218,8 +218,9 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> list[Curv
         head = fitted_head(z[rows], own, classes)
         scores = head.leave_one_out(*map(torch.from_numpy, (z[rows], own, groups)))
         predicted = scores.argmax(dim=1).numpy()
-        in_mean = np.flatnonzero(measured)
-        recall = recall_score(own, predicted, labels=in_mean, average="macro")
+        recall = recall_score(
+            own, predicted, labels=np.flatnonzero(measured), average="macro"
+        )
         points.append(CurvePoint(size, 100 * float(recall)))
     return points
 

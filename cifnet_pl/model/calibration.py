@@ -299,19 +299,18 @@ class Calibration(GrowingModule):
 
     # ------------------------------------------------------------------ accuracy
 
-    def calibrate_by_buffer(self, head: Head, stored: BufferSamples) -> None:
+    def calibrate_by_buffer(self, samples: CalibrationSamples, group: Tensor) -> None:
         """Calibrate the head by buffer samples without their groups, and measure its accuracy.
 
         Args:
-            head: solved, with leave-one-out scores.
-            stored: the samples in the buffer.
+            samples: m samples of a head with leave-one-out scores, each left out alone.
+            group: (m,) int64 group of each (:class:`~cifnet_pl.buffer.BufferSamples`).
         """
-        counted = self.counted(stored.y, stored.key)
-        samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
+        head = samples.head
         grouped = samples
         kind: Kind = "independent"
         if self.leaves_groups_out:
-            grouped = samples.grouped(stored.group)
+            grouped = samples.grouped(group)
             kind = "found"
         if self.is_given:
             kind = "given"

@@ -254,16 +254,16 @@ class Classifier(ModelLearner):
 
     def _lacking_groups(self) -> list[str]:
         """Return of how many classes the buffer holds no group; nothing where each has one."""
-        kind = self.calibration.estimate_kind
-        in_groups = self.calibration.leaves_groups_out and kind != "measured"
-        if self.buffer is None or not in_groups:
+        calibration = self.calibration
+        if self.buffer is None or calibration.estimate_kind == "measured":
+            return []
+        if not calibration.leaves_groups_out:
             return []
         labels = self.buffer.y[self.buffer.group >= 0]
         lacking = len(self.class_names) - len(torch.unique(labels))
         if not lacking:
             return []
-        classes = number_of(lacking, "class")
-        return [f"the buffer holds no group of {classes}"]
+        return [f"the buffer holds no group of {number_of(lacking, 'class')}"]
 
     def coverage_notes(self) -> list[str]:
         """Return why prediction sets and the threshold for unknowns may not hold on new groups."""

@@ -1,6 +1,5 @@
 """Export one ONNX graph from images to calibrated probabilities, preprocessing included."""
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -264,17 +263,25 @@ def check_onnx(content: bytes, graph: HeadGraph) -> ExportCheck:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    batches = _embeddings(graph.example.shape[-1])
     if isinstance(graph, Graph):
-        batches = _natural_images()
+        # Two images, a tall part of one, and every ninth pixel.
+        images = photographs()
+        tall = np.ascontiguousarray(images[:1, 30:230, 50:170])
+        small = np.ascontiguousarray(images[1:, ::9, ::9])
+        batches = [images, tall, small]
+    else:
+        # Usual embeddings, a single one, and large ones.
+        size = (64, graph.example.shape[-1])
+        z = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
+        batches = [z, z[:1], 100 * z]
     largest = dict.fromkeys(graph.outputs, 0.0)
     for batch in batches:
         found = session.run(None, {graph.input_name: batch})
         with torch.no_grad():
             expected = graph(torch.from_numpy(batch))
         for name, a, b in zip(graph.outputs, found, expected, strict=True):
-            size = float(b.abs().max().clamp_min(1))
-            difference = float(np.abs(a - b.numpy()).max()) / size
+            scale = float(b.abs().max().clamp_min(1))
+            difference = float(np.abs(a - b.numpy()).max()) / scale
             if not difference <= TOLERANCE:  # also where it is NaN
                 raise CifnetError(
                     f"onnxruntime differs from torch by {difference:.1g} in {name}, more than"
@@ -282,20 +289,3 @@ def check_onnx(content: bytes, graph: HeadGraph) -> ExportCheck:
                 )
             largest[name] = max(largest[name], difference)
     return ExportCheck(largest["probabilities"], largest.get("novelty"))
-
-
-def _natural_images() -> Iterator[np.ndarray]:
-    """Yield batches (n, h, w, 3) uint8: two images, a tall part of one, and every ninth pixel."""
-    images = photographs()
-    yield images
-    yield np.ascontiguousarray(images[:1, 30:230, 50:170])
-    yield np.ascontiguousarray(images[1:, ::9, ::9])
-
-
-def _embeddings(width: int) -> Iterator[np.ndarray]:
-    """Yield batches (n, ``width``) float32: usual ones, a single one, and large ones."""
-    generator = np.random.default_rng(0)
-    z = generator.standard_normal((64, width), dtype=np.float32)
-    yield z
-    yield z[:1]
-    yield 100 * z

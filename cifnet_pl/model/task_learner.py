@@ -362,7 +362,8 @@ class ModelLearner:
             and self.head.leaves_one_out
             and self.calibrates
         ):
-            self.calibration.calibrate_by_buffer(self.head, buffer.samples)
+            samples = self._left_out_alone(buffer)
+            self.calibration.calibrate_by_buffer(samples, buffer.group[samples.groups])
         else:
             self.calibration.record("unknown", None, None)
         if len(self.calibration.y):
@@ -384,11 +385,23 @@ class ModelLearner:
         buffer = self.buffer
         if buffer is None or not len(buffer.y):
             return None
-        counted = calibration.counted(buffer.y, buffer.key)
-        groups = None
+        samples = self._left_out_alone(buffer)
         is_grouped = calibration.estimate_kind != "incomplete"
         if is_grouped and calibration.leaves_groups_out:
-            groups = buffer.group
-        return CalibrationSamples(
-            self.head, buffer.z, buffer.y, groups, counted=counted
-        )
+            samples = samples.grouped(buffer.group[samples.groups])
+        return samples
+
+    def _left_out_alone(self, buffer: CalibrationBuffer) -> CalibrationSamples:
+        """Return the samples of the buffer to be left out one by one, each with its copies.
+
+        An image that was learned twice is in the sums twice, and would answer for itself. Copies do
+        not count. The group of each is its position in the buffer.
+        """
+        times = self.images.occurrences()
+        images = zip(buffer.y.tolist(), buffer.key.tolist(), strict=True)
+        copies = buffer.y.new_tensor([max(1, times[image]) for image in images])
+        rows = torch.arange(len(copies)).to(copies).repeat_interleave(copies)
+        is_first = rows.diff(prepend=rows.new_tensor([-1])) > 0
+        counted = is_first & self.calibration.counted(buffer.y, buffer.key)[rows]
+        z = buffer.z[rows]
+        return CalibrationSamples(self.head, z, buffer.y[rows], rows, counted=counted)

@@ -345,8 +345,8 @@ def checked_names(
     instead = spelled_alike(distinct, known)
     if instead and not anyway:
         pairs = [f"'{name}' and '{other}'" for name, other in instead.items()]
-        problem = f"{'; '.join(pairs)} differ only in spelling"
-        raise RequestError(409, problem, instead, anyway=True)
+        alike = f"{'; '.join(pairs)} differ only in spelling"
+        raise RequestError(409, alike, instead, anyway=True)
     return stored
 
 

@@ -415,7 +415,7 @@ class Workspace:
         rows = self._rows(
             "SELECT number, change, counts, parent, at, stored FROM version ORDER BY number"
         )
-        return {row[0]: _parsed(*row) for row in rows}
+        return {row[0]: _parsed(row) for row in rows}
 
     @property
     def stored_versions(self) -> list[int]:
@@ -809,15 +809,9 @@ class Workspace:
 
 
 @lru_cache(maxsize=10_000)
-def _parsed(
-    number: int,
-    change: str,
-    counts: str,
-    parent: int | None,
-    time: str,
-    stored: bool,
-) -> Version:
-    """Return a version as the journal has it."""
+def _parsed(row: tuple[Any, ...]) -> Version:
+    """Return a version from its row of the journal, as :attr:`Workspace.versions` reads it."""
+    number, change, counts, parent, time, stored = row
     images = json.loads(counts)
     return Version(
         **json.loads(change),

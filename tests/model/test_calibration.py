@@ -257,6 +257,22 @@ def test_a_class_of_few_images_counts_as_much_as_another() -> None:
     assert accuracy < percent(right) - 1
 
 
+def test_copies_of_an_image_are_left_out_with_it() -> None:
+    """An image that is learned twice is in the sums twice, and would answer for itself."""
+    z, y = images(3, spread=2.5, groups_each=40)
+    one_of_group = slice(0, None, EACH)
+    z, y = z[one_of_group], y[one_of_group]
+    once = learn_embeddings(empty(CalibrationBuffer()), NAMES, z, y)
+    both = torch.arange(len(y)).repeat(2)
+    twice = learn_embeddings(empty(CalibrationBuffer()), NAMES, z[both], y[both], both)
+    assert torch.equal(twice.buffer.key, once.buffer.key)
+    samples = twice.stored_samples()
+    assert len(samples.y) == 2 * int(samples.counted.sum())
+    accuracy, expected = (m.calibration.estimates[0].accuracy for m in (twice, once))
+    assert expected < 90
+    assert accuracy == pytest.approx(expected, abs=2)
+
+
 def shifted_images(count: int = 200) -> tuple[Tensor, Tensor, Tensor]:
     """Images, labels and content hashes under a distribution shift."""
     z, y = images(3, groups_each=40)

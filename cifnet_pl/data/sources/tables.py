@@ -340,19 +340,6 @@ def _checked_file(file: Path, what: str, endings: Sequence[str]) -> Path:
     return path
 
 
-def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
-    """Return the width d of the embeddings of a set.
-
-    Args:
-        root: its file or files.
-        options: of the source :func:`embeddings`.
-    """
-    files = embedding_files(expanded(root) if root else None)
-    column = (options or {}).get("embeddings", "embeddings")
-    matrix = open_table(files.files[0]).matrix(column)
-    return int(matrix.shape[1])
-
-
 # ---------------------------------------------------------------------- lists of image files
 
 WHAT_MANIFEST = (
@@ -390,9 +377,13 @@ def manifest(options: SourceOptions) -> SampleTable:
     return files.read(partial(_listed_images, own=options.own))
 
 
-def _listed_images(path: Path, own: Mapping[str, Any]) -> SampleTable:
-    """Return the images of one table; ``own`` are the options of :func:`manifest`."""
-    file = _checked_file(path, WHAT_MANIFEST, ENDINGS)
+def _listed_images(table_file: Path, own: Mapping[str, Any]) -> SampleTable:
+    """Return the images of one table; ``own`` are the options of :func:`manifest`.
+
+    Raises:
+        DataError: an image that is not there, or is listed twice.
+    """
+    file = _checked_file(table_file, WHAT_MANIFEST, ENDINGS)
     where = shown_path(file)
     rows = _read_rows(file)
     if rows.empty:
@@ -400,7 +391,18 @@ def _listed_images(path: Path, own: Mapping[str, Any]) -> SampleTable:
     cells = _by_meaning(rows, own, where)
     pattern = str(own.get("pattern", "{}"))
     named = [pattern.replace("{}", str(cell)) for cell in cells.pop("path")]
-    names = _existing_files(named, file.parent, where)
+    names = []
+    for path in named:
+        # Tables are written on Windows, too.
+        if "\\" in path and not os.path.lexists(file.parent / path):
+            path = path.replace("\\", "/")
+        if not os.path.lexists(file.parent / path):
+            raise DataError(
+                f"{where} lists {shown_path(file.parent / path)}, which is not there:"
+                f" {_where_it_may_be(path, file.parent)}"
+            )
+        names.append(os.path.normpath(path))
+    refuse_repeated(names, where, "image")
     if "split" in cells:
         cells["split"] = [read_split(word, where) for word in cells["split"]]
     paths = [str(file.parent / name) for name in names]
@@ -490,29 +492,6 @@ def _by_meaning(
         elif meaning in ("path", "label") or meaning in own:
             raise lacking(where, f"column '{printable(name)}'", header)
     return cells
-
-
-def _existing_files(paths: Sequence[str], root: Path, where: str) -> list[str]:
-    """Return the paths of a table's files, each in one spelling.
-
-    Backslashes separate folders where a file of the name with backslashes is not there: tables are
-    written on Windows, too.
-
-    Raises:
-        DataError: files that are not there, or one that is listed twice.
-    """
-    found = []
-    for path in paths:
-        if "\\" in path and not os.path.lexists(root / path):
-            path = path.replace("\\", "/")
-        if not os.path.lexists(root / path):
-            raise DataError(
-                f"{where} lists {shown_path(root / path)}, which is not there:"
-                f" {_where_it_may_be(path, root)}"
-            )
-        found.append(os.path.normpath(path))
-    refuse_repeated(found, where, "image")
-    return found
 
 
 def _where_it_may_be(path: str, root: Path) -> str:
