@@ -96,7 +96,7 @@ def summary_lines(model: Classifier) -> list[str]:
             line += f"; from model {_joined(event.parents)}"
         lines.append(line)
     lines.append(f"Model {model.identity}")
-    if model.remembers_removed:
+    if model.removals:
         lines.append(REMOVED)
     left_out = evaluate_left_out(model, model.calibration_samples())
     lines += rarely_predicted_notes(left_out.rarely_predicted, model)

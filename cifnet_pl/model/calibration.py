@@ -265,8 +265,12 @@ class Calibration(GrowingModule):
             learned = sum(counts[label] for label in set(samples.y[is_new].tolist()))
             # Of a few classes hardly any image may be predicted wrongly, in groups or not.
             if 2 * int(tested.sum()) >= learned or evidence.is_clear:
-                errors = torch.tensor(evidence).to(self.group_errors)
+                errors = self.group_errors.new_tensor(evidence)
                 self.group_errors.clamp_min_(0).add_(errors)
+            elif learned > self.group_errors[2] and not self.leaves_groups_out:
+                self.group_errors.fill_(
+                    -1
+                )  # what fewer images showed says nothing of these
         return samples._replace(group=groups)
 
     def _test(

@@ -140,7 +140,7 @@ class Classifier(ModelLearner):
     def classes_of_hashes(self) -> dict[int, frozenset[str]]:
         """Return the classes in which each image was learned, by its content hash."""
         # Images of one class share their set: to make one for each takes most of the time.
-        own = {label: frozenset([name]) for label, name in self.name_of.items()}
+        own = {label: frozenset([name]) for name, label in self.label_of.items()}
         classes: dict[int, frozenset[str]] = {}
         labels = self.images.image_labels.tolist()
         hashes = self.images.content.tolist()
@@ -194,7 +194,7 @@ class Classifier(ModelLearner):
             warnings.append(spellings)
         known = set(self.class_names)
         new = [printable(name) for name in names if name not in known]
-        if new and self.remembers_removed:
+        if new and self.removals:
             warnings.append(
                 "note: a class was removed from this model without its images; if it is among"
                 f" {listed(new)}, those images count against it"
@@ -203,17 +203,18 @@ class Classifier(ModelLearner):
 
     @property
     def removals(self) -> list[Event]:
-        """Steps in which classes were removed without their images."""
+        """Steps in which classes were removed without their images.
+
+        These may still count as negatives of what is learned; there are none for a head of which
+        they do not.
+        """
+        if not self.head.counterexamples:
+            return []
         return [
             event
             for event in self.history
             if event.kind == "forget" and event.images is None
         ]
-
-    @property
-    def remembers_removed(self) -> bool:
-        """Whether images of a removed class may still count as negatives of what is learned."""
-        return self.head.counterexamples and bool(self.removals)
 
     def estimated_accuracy(self) -> dict[str, Any]:
         """Return the accuracy that is expected on new images, without any test images.

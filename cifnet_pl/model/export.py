@@ -266,9 +266,8 @@ def check_onnx(content: bytes, graph: HeadGraph) -> ExportCheck:
     if isinstance(graph, Graph):
         # Two images, a tall part of one, and every ninth pixel.
         images = photographs()
-        tall = np.ascontiguousarray(images[:1, 30:230, 50:170])
-        small = np.ascontiguousarray(images[1:, ::9, ::9])
-        batches = [images, tall, small]
+        parts = (images[:1, 30:230, 50:170], images[1:, ::9, ::9])
+        batches = [images, *map(np.ascontiguousarray, parts)]
     else:
         # Usual embeddings, a single one, and large ones.
         size = (64, graph.example.shape[-1])

@@ -109,7 +109,7 @@ def forget(
         model=model,
         images=learned,
         exact=exact,
-        earlier_removals=old.remembers_removed,
+        earlier_removals=bool(old.removals),
         unreadable=unreadable,
         rounding=rounding,
         ignored=ignored,

@@ -155,7 +155,7 @@ def absorb(model: Classifier, other: Classifier) -> None:
     model.calibrated |= other.calibrated
     model.calibration.absorb(other.calibration)
     model.held_out = None  # the split of one says nothing of the other's images
-    if other.remembers_removed and not model.remembers_removed:
+    if not model.removals:
         model.history += other.removals
     model.record_engines(other.engines)
     # One event stands for the whole history of the other model.

@@ -403,5 +403,6 @@ class ModelLearner:
         rows = torch.arange(len(copies)).to(copies).repeat_interleave(copies)
         is_first = rows.diff(prepend=rows.new_tensor([-1])) > 0
         counted = is_first & self.calibration.counted(buffer.y, buffer.key)[rows]
-        z = buffer.z[rows]
-        return CalibrationSamples(self.head, z, buffer.y[rows], rows, counted=counted)
+        return CalibrationSamples(
+            self.head, buffer.z[rows], buffer.y[rows], rows, counted=counted
+        )

@@ -106,6 +106,6 @@ def test_a_class_that_comes_back_after_its_removal_is_mentioned(tmp_path, capsys
     for pair in ((without, site_b), (site_b, without)):
         assert merge(*pair, output=tmp_path / "m", overwrite=True) == 0
         assert "if it is among bee, dog, " in capsys.readouterr().err
-        assert cifnet_pl.load(tmp_path / "m").remembers_removed
+        assert cifnet_pl.load(tmp_path / "m").removals
     assert merge(old, site_b, output=tmp_path / "m", overwrite=True) == 0
     assert capsys.readouterr().err == ""

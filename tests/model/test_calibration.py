@@ -229,6 +229,20 @@ def test_where_groups_show_late_only_those_that_are_whole_calibrate() -> None:
     assert "no group of 2 classes" in model.accuracy_sentences()[-1]
 
 
+def test_what_few_images_showed_says_nothing_of_many_that_were_never_at_hand() -> None:
+    z, y = images(3, groups_each=40)
+    model = empty(CalibrationBuffer(60))
+    few = (
+        (y < 2)
+        & (torch.arange(len(y)) % 160 < 120)
+        & (torch.arange(len(y)) % EACH == 0)
+    )
+    learn_rows(model, z, y, few, [0, 1])
+    assert model.calibration.estimate_kind == "independent"
+    learn_rows(model, z, y, y >= 2, [2, 3, 4])
+    assert model.calibration.estimate_kind == "incomplete"
+
+
 def test_models_of_before_keep_their_groups(tmp_path):
     """They say nothing of the errors that showed them."""
     model = learned()
