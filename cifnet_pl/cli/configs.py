@@ -12,8 +12,8 @@ def configs() -> None:
     width = max(map(len, files))
     for name, path in files.items():
         # The first sentence of the comment that it begins with.
-        lines = path.read_text(encoding="utf-8").splitlines()
-        comment = takewhile(lambda line: line.startswith("#"), lines)
+        content = path.read_text(encoding="utf-8")
+        comment = takewhile(lambda line: line.startswith("#"), content.splitlines())
         text = " ".join(line.removeprefix("#").strip() for line in comment)
         summary = text.partition(". ")[0].rstrip(".")
         print_text(f"{name:<{width}}  {summary}")

@@ -299,8 +299,9 @@ class Blurry(Stream):
             return tasks
         shuffled = []
         for number, task in enumerate(tasks):
-            random = np.random.default_rng([self.seed, number])
-            shuffled.append(random.permutation(task))
+            shuffled.append(
+                np.random.default_rng([self.seed, number]).permutation(task)
+            )
         in_order = np.concatenate(shuffled)
         return np.split(in_order, range(self.every, len(in_order), self.every))
 

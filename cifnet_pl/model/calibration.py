@@ -247,6 +247,9 @@ class Calibration(GrowingModule):
             named = torch.where(given >= 0, given, alone)
             unknown = is_whole & (groups < 0)
             return samples._replace(group=torch.where(unknown, named, groups))
+        counts = head.class_counts()
+        learned = sum(counts[label] for label in set(samples.y[is_new].tolist()))
+        is_known = False
         if is_whole.any():
             whole = samples.at(is_whole)
             mean = samples.z.double().mean(dim=0)
@@ -261,16 +264,16 @@ class Calibration(GrowingModule):
                 tested = is_whole
             sets = clusters.similar_sets().to(tested.device)
             evidence = self._test(head, whole.at(tested), sets[:, tested], limit)
-            counts = head.class_counts()
-            learned = sum(counts[label] for label in set(samples.y[is_new].tolist()))
             # Of a few classes hardly any image may be predicted wrongly, in groups or not.
-            if 2 * int(tested.sum()) >= learned or evidence.is_clear:
+            is_known = 2 * int(tested.sum()) > learned or evidence.is_clear
+            if is_known:
                 errors = self.group_errors.new_tensor(evidence)
                 self.group_errors.clamp_min_(0).add_(errors)
-            elif learned > self.group_errors[2] and not self.leaves_groups_out:
-                self.group_errors.fill_(
-                    -1
-                )  # what fewer images showed says nothing of these
+        if not (
+            is_known or self.leaves_groups_out or 2 * self.group_errors[2] >= learned
+        ):
+            # What fewer images showed says nothing of these.
+            self.group_errors.fill_(-1)
         return samples._replace(group=groups)
 
     def _test(

@@ -345,8 +345,12 @@ def checked_names(
     instead = spelled_alike(distinct, known)
     if instead and not anyway:
         pairs = [f"'{name}' and '{other}'" for name, other in instead.items()]
-        alike = f"{'; '.join(pairs)} differ only in spelling"
-        raise RequestError(409, alike, instead, anyway=True)
+        raise RequestError(
+            409,
+            f"{'; '.join(pairs)} differ only in spelling",
+            instead,
+            anyway=True,
+        )
     return stored
 
 

@@ -390,9 +390,9 @@ def _listed_images(table_file: Path, own: Mapping[str, Any]) -> SampleTable:
         raise DataError(f"{where} lists no image")
     cells = _by_meaning(rows, own, where)
     pattern = str(own.get("pattern", "{}"))
-    named = [pattern.replace("{}", str(cell)) for cell in cells.pop("path")]
     names = []
-    for path in named:
+    for cell in cells.pop("path"):
+        path = pattern.replace("{}", str(cell))
         # Tables are written on Windows, too.
         if "\\" in path and not os.path.lexists(file.parent / path):
             path = path.replace("\\", "/")
