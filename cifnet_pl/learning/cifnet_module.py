@@ -28,7 +28,7 @@ from cifnet_pl.utilities.errors import (
     explaining_full_memory,
     prefixed,
 )
-from cifnet_pl.utilities.growing_tensors import make_room
+from cifnet_pl.utilities.growing_tensors import state_of
 from cifnet_pl.utilities.plugins import failure, import_name, names_import
 from cifnet_pl.utilities.processes import of_all_processes
 
@@ -312,7 +312,8 @@ class CIFNetModule(TaskModule):
         Engines may change, as their embeddings agree.
         """
         with explained(CheckpointError, "the checkpoint does not fit the head"):
-            make_room(self.head, checkpoint["state_dict"], "head.")
+            # Sizes alone: Lightning loads the tensors, and the projection is checked again then.
+            self.head._before_load(state_of(checkpoint["state_dict"], "head."))
         super().on_load_checkpoint(checkpoint)
         about = parse(Description, checkpoint["cifnet"].get("model"), "the checkpoint")
         if not self.backbone.weights_in_model:

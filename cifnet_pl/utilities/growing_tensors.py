@@ -58,6 +58,12 @@ def moved(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     return tensor.to(float64_device(target))
 
 
+def state_of(state_dict: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the part of a state whose names begin with ``prefix``, without it."""
+    own = [key for key in state_dict if key.startswith(prefix)]
+    return {key.removeprefix(prefix): state_dict[key] for key in own}
+
+
 def renamed(y: Tensor, labels: Mapping[int, int]) -> Tensor:
     """Return labels (n,) under their new names; ``labels`` is old label → new label."""
     return y.new_tensor([labels[label] for label in y.tolist()])
@@ -83,8 +89,7 @@ def make_room(module: Any, state_dict: Mapping[str, Any], prefix: str, *_: Any) 
         CheckpointError: a stored tensor differs in more than the number of its rows, or has another
             kind of numbers. A dimension of size 0 takes any size.
     """
-    own = [key for key in state_dict if key.startswith(prefix)]
-    state = {key.removeprefix(prefix): state_dict[key] for key in own}
+    state = state_of(state_dict, prefix)
     module._before_load(state)
     for name, buffer in module.named_buffers(recurse=False):
         incoming = state.get(name)
