@@ -16,7 +16,14 @@ import cifnet_pl.learning.callbacks.task_metrics
 from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.cli.lightning_cli import CIFNetCLI
-from cifnet_pl.heads import CIFNetHead, RidgeHead
+from cifnet_pl.heads import (
+    ACILHead,
+    CIFNetHead,
+    DSALHead,
+    KLDAHead,
+    RanPACHead,
+    RidgeHead,
+)
 from cifnet_pl.learning.callbacks import TaskCheckpoint, TrajectoryPlot
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord
@@ -380,3 +387,18 @@ def test_two_runs_in_one_folder(reference, tmp_path, capsys):
     assert not (tmp_path / "default" / "version_1").exists()
     assert (tmp_path / "default" / "version_2" / "summary.json").exists()
     assert not list((tmp_path / "default").glob(".*.lock"))
+
+
+@pytest.mark.parametrize("kind", [ACILHead, DSALHead, RanPACHead, KLDAHead])
+def test_a_head_with_a_projection_goes_on(kind, tmp_path):
+    """A fresh module has drawn the same projection, which is checked where a state is loaded."""
+    head = partial(kind, width=30)
+    data = {"max_tasks": 2}
+    first = module(head=head)
+    begun = trainer(tmp_path, max_epochs=1)
+    begun.fit(first, datamodule=digits(**data))
+    begun.save_checkpoint(tmp_path / "one.ckpt")
+    resumed = module(head=head)
+    file = tmp_path / "one.ckpt"
+    trainer(tmp_path).fit(resumed, datamodule=digits(**data), ckpt_path=file)
+    assert len(resumed.head.tasks) == 2
