@@ -297,11 +297,10 @@ class Blurry(Stream):
         tasks = classes.by_task(task_of, len(numbers))
         if self.every is None:
             return tasks
-        shuffled = []
-        for number, task in enumerate(tasks):
-            shuffled.append(
-                np.random.default_rng([self.seed, number]).permutation(task)
-            )
+        shuffled = [
+            np.random.default_rng([self.seed, number]).permutation(task)
+            for number, task in enumerate(tasks)
+        ]
         in_order = np.concatenate(shuffled)
         return np.split(in_order, range(self.every, len(in_order), self.every))
 

@@ -263,12 +263,8 @@ class Calibration(GrowingModule):
                 self.group_errors.fill_(-1)
                 tested = is_whole
             sets = clusters.similar_sets().to(tested.device)
-            evidence = self._test(head, whole.at(tested), sets[:, tested], limit)
-            # Of a few classes hardly any image may be predicted wrongly, in groups or not.
-            is_known = 2 * int(tested.sum()) > learned or evidence.is_clear
-            if is_known:
-                errors = self.group_errors.new_tensor(evidence)
-                self.group_errors.clamp_min_(0).add_(errors)
+            at_hand = whole.at(tested)
+            is_known = self._test(head, at_hand, sets[:, tested], limit, learned)
         if not (
             is_known or self.leaves_groups_out or 2 * self.group_errors[2] >= learned
         ):
@@ -282,8 +278,9 @@ class Calibration(GrowingModule):
         samples: BufferSamples,
         sets: Tensor,
         limit: int,
-    ) -> Evidence:
-        """Return what samples, all of their classes, show of whether images are independent.
+        images: int,
+    ) -> bool:
+        """Add what samples, all of their classes, show of whether images are independent.
 
         Those that resemble no other can be left out alone only, so some of them stand for all.
 
@@ -292,8 +289,15 @@ class Calibration(GrowingModule):
             samples: n samples.
             sets: (2, n) int64, equal for similar ones, and for those of a random set as large.
             limit: number of samples that may stand for those without similar ones.
+            images: number of all images of the task, of which these may be few.
+
+        Returns:
+            Whether they tell. Of a few classes hardly any image may be predicted wrongly, in groups
+            or not; then nothing is added.
         """
         similar = sets[0]
+        if not len(samples.y):
+            return False
         is_alone = similar.bincount()[similar] == 1
         alone = is_alone.nonzero().flatten()
         shown = alone[torch.argsort(samples.key[alone])][:limit]
@@ -302,7 +306,12 @@ class Calibration(GrowingModule):
         counts[is_alone[rows]] = len(alone) / max(len(shown), 1)
         learned = CalibrationSamples(head, samples.z[rows], samples.y[rows])
         rule = learned.rules[0]
-        return group_evidence(sets[:, rows], learned.columns, rule, counts)
+        found = group_evidence(sets[:, rows], learned.columns, rule, counts)
+        is_known = 2 * len(samples.y) > images or found.is_clear
+        if is_known:
+            errors = self.group_errors.new_tensor(found)
+            self.group_errors.clamp_min_(0).add_(errors)
+        return is_known
 
     # ------------------------------------------------------------------ accuracy
 

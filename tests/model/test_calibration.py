@@ -229,7 +229,9 @@ def test_where_groups_show_late_only_those_that_are_whole_calibrate() -> None:
     assert "no group of 2 classes" in model.accuracy_sentences()[-1]
 
 
-def test_what_few_images_showed_says_nothing_of_many_that_were_never_at_hand() -> None:
+def test_what_few_images_showed_says_nothing_of_many_that_were_never_at_hand(watch):
+    """Where no sample can be tested, nothing is left out either: that may factorise the sums."""
+    left_out = watch(RidgeHead, "rules_left_out", lambda head, z, y: len(z))
     z, y = images(3, groups_each=40)
     model = empty(CalibrationBuffer(60))
     few = (
@@ -241,6 +243,8 @@ def test_what_few_images_showed_says_nothing_of_many_that_were_never_at_hand() -
     assert model.calibration.estimate_kind == "independent"
     learn_rows(model, z, y, y >= 2, [2, 3, 4])
     assert model.calibration.estimate_kind == "incomplete"
+    assert left_out
+    assert 0 not in left_out
 
 
 def test_models_of_before_keep_their_groups(tmp_path):
