@@ -35,6 +35,7 @@ from cifnet_pl.model.calibration import COVERAGE
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.embedding import embed
 from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.names import class_name, class_names
 
 FLOATS = (np.float64, np.float32)
 """Precisions of embeddings that are not converted."""
@@ -93,9 +94,11 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> IncrementalClassifier:
         """Learn samples of new classes, and more of known ones, beside those learned before.
 
-        The result does not depend on how samples are divided among calls, but for the number of
-        product features, which the first call decides. Each call solves the head once, which takes
-        as long for one sample as for many.
+        The result does not depend on how samples are divided among calls, as long as ``capacity``
+        holds them all, but for the number of product features, which the first call decides. With
+        more samples, calibration and the weights of the decision rules may differ a little. Each
+        call solves the head once, which takes as long for one sample as for many. A call that
+        fails or is interrupted leaves the estimator as it was.
 
         Args:
             X: (n, d) embeddings.
@@ -106,11 +109,13 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             ValueError: as for :meth:`fit`.
             UnsupportedError: samples of known classes, where the head cannot add them.
         """
-        model: Classifier | None = getattr(self, "model_", None)
-        X, y = validate_data(self, X, y, reset=model is None, dtype=FLOATS)
+        known: Classifier | None = getattr(self, "model_", None)
+        X, y = validate_data(self, X, y, reset=known is None, dtype=FLOATS)
         check_classification_targets(y)
+        if y.dtype.kind in "OU":  # texts
+            y = np.array(list(map(class_name, y)))
         labels, positions = np.unique(y, return_inverse=True)
-        if model is None:
+        if known is None:
             width = X.shape[1]
             head = (self.head or RECOMMENDED)(width)
             buffer = None
@@ -118,17 +123,21 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 buffer = CalibrationBuffer(self.capacity, seed=self.seed)
             backbone = build_backbone(f"none:{width}")
             model = Classifier(backbone, head, buffer, calibrated=head.leaves_one_out)
-            self._labels: list[Any] = []  # in the model's order
-        in_order = list(dict.fromkeys([*self._labels, *labels.tolist()]))
+            before = []
+        else:
+            # If learning fails or is interrupted, the estimator stays as it was.
+            model = known.clone()
+            before = self._labels
+        in_order = list(dict.fromkeys([*before, *labels.tolist()]))
         learned = unique_labels(in_order)
         hashes = [content_hash(row.tobytes()) for row in X]
         samples = buffer_samples(*map(as_tensor, (X, positions, hashes)))
         # Equal labels are one class, such as 0 and 0.0.
         name_of = dict(zip(in_order, map(str, in_order), strict=True))
         names = [name_of[label] for label in labels.tolist()]
-        model.learn_embeddings(names, samples)
+        model.learn_embeddings(class_names(names, "y"), samples)
         self.model_ = model
-        self._labels = in_order
+        self._labels: list[Any] = in_order  # in the model's order
         self.classes_ = learned
         return self
 

@@ -4,6 +4,7 @@ import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,12 @@ from sklearn.utils.estimator_checks import check_estimator
 import cifnet_pl
 from cifnet_pl.heads import NCMHead, RidgeHead
 from cifnet_pl.sklearn import ImageEmbedder, IncrementalClassifier
-from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
+from cifnet_pl.utilities.errors import (
+    CifnetError,
+    DataError,
+    UnsupportedError,
+    UsageError,
+)
 from tests.command_line import make_images
 
 WORDS = np.array(
@@ -124,6 +130,34 @@ def test_bad_input_gets_one_sentence(digits) -> None:
     with pytest.raises(UsageError, match="use a capacity of 10"):
         IncrementalClassifier(capacity=3).fit(X, y)
     np.testing.assert_array_equal(model.classes_, sorted(WORDS))
+    with pytest.raises(DataError, match="control characters"):
+        model.partial_fit(X[:1], ["a\nb"])
+
+
+def test_what_fails_leaves_the_estimator_as_it_was(digits, monkeypatch) -> None:
+    X, y = digits
+    model = IncrementalClassifier(EXACT).fit(X[:300], y[:300])
+    before = model.predict_proba(X)
+    with pytest.raises(CifnetError, match="scale the embeddings down"):
+        model.partial_fit(np.full((2, 64), 1e160), ["one", "new"])
+    with monkeypatch.context() as context:
+        context.setattr(RidgeHead, "solve", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            model.partial_fit(X[300:], y[300:])
+    np.testing.assert_array_equal(model.predict_proba(X), before)
+    model.partial_fit(X[300:], y[300:])
+    assert model.model_.counts["one"] == (y == "one").sum()
+
+
+def test_one_label_in_two_unicode_forms_is_one_class(digits) -> None:
+    X, y = digits
+    composed = np.where(y == "one", "caf\u00e9", y)
+    other_form = np.where(y == "one", "cafe\u0301", y)
+    model = IncrementalClassifier().fit(X[:300], composed[:300])
+    model.partial_fit(X[300:], other_form[300:])
+    expected = IncrementalClassifier().fit(X, composed)
+    assert model.classes_.tolist() == expected.classes_.tolist()
+    np.testing.assert_array_equal(model.predict(X), expected.predict(X))
 
 
 def test_embedder_takes_images_in_every_form(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import copy
 import hashlib
 import itertools
 import json
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -18,7 +17,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from pydantic import BaseModel, PrivateAttr, StrictInt, ValidationError
+from pydantic import BaseModel, Field, PrivateAttr, StrictInt, ValidationError
 
 from cifnet_pl.cli.outputs import refuse_other, writing
 from cifnet_pl.cli.parsing import arguments_of, find_config, plain, yaml_value
@@ -108,7 +107,7 @@ class Sweep(SweepBlock):
 
     base: str
     seeds: list[StrictInt] = []
-    parts: list[SweepBlock] = [SweepBlock()]
+    parts: list[SweepBlock] = Field([SweepBlock()], min_length=1)
 
 
 @dataclass
@@ -203,8 +202,11 @@ def sweep(
     if output is not None and not overwrite:
         table = expanded(output) / "tables" / "runs.csv"
         if table.is_file():
-            reported = re.findall(r"(?m)([^,/]+)/version_\d+$", table.read_text())
-            refuse_other(output, set(reported) == {job.name for job in jobs})
+            import pandas as pd  # here: it takes half a second
+
+            runs = pd.read_csv(table, dtype=str)["folder"]
+            reported = {Path(run).parent.name for run in runs}
+            refuse_other(output, reported == {job.name for job in jobs})
     with writing(output, overwrite, "folder"):
         failed = run_all(jobs)
         if output is not None and failed != list(jobs):
@@ -306,7 +308,8 @@ def read_points(
     with explained(UsageError, str(path), ValidationError, reason=first_mistake):
         sweep = Sweep.model_validate(read_yaml(path))
     base = read_yaml(path.parent / sweep.base)
-    base.setdefault("model", {"class_path": "cifnet_pl.CIFNetModule"})
+    base["model"] = base.get("model") or {"class_path": "cifnet_pl.CIFNetModule"}
+    base["data"] = base.get("data") or {}
     if {"data.source", "data.root"} & dict(overrides).keys():
         del sweep.parts[1:]
         sweep.parts[0].label = ""
@@ -379,7 +382,7 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
             if not put(config, plain(name), value):
                 raise UsageError(f"{name} cannot be set: there is no such option")
     if seed is not None:
-        config.setdefault("data", {}).setdefault("class_order", seed)
+        config["data"].setdefault("class_order", seed)
     ignored = []
     for name, text in overrides:
         value = yaml_value(f"--{name}", text)
@@ -403,14 +406,14 @@ def _own_config(content: CONFIG, config: CONFIG, has_seed: bool) -> CONFIG:
     if has_seed:
         _drop_seed(own)
     own.pop("seed_everything", None)
-    own["data"] = config.get("data", {}) | own.get("data", {})
+    own["data"] = config["data"] | (own.get("data") or {})
     return own
 
 
 def _drop_seed(config: CONFIG) -> None:
     """Drop the seed of a configuration, in place, and the class order where it is the same."""
     seed = config.pop("seed_everything", None)
-    data = config.get("data", {})
+    data = config.get("data") or {}
     if seed is not None and data.get("class_order") == seed:
         del data["class_order"]
 
@@ -447,8 +450,13 @@ def put(config: CONFIG, name: str, value: Any, kind: str | None = None) -> bool:
     if not rest:
         config[step] = value
         return True
-    inner = config.setdefault(step, {})
-    return isinstance(inner, dict) and put(inner, rest, value, SECTIONS.get(step))
+    inner = config.get(step, {})
+    if isinstance(inner, str) and arguments_of(inner):  # a class in its short form
+        inner = {"class_path": inner}
+    if not isinstance(inner, dict) or not put(inner, rest, value, SECTIONS.get(step)):
+        return False
+    config[step] = inner
+    return True
 
 
 def choose(

@@ -316,7 +316,8 @@ class FeCAMHead(SumsHead):
 
     def _correlation(self, column: int) -> Tensor:
         """Return (d, d) shrunk correlation matrix of the class at ``column``, float64."""
-        gram = self.sums.class_gram(column).double()
+        sums = self.sums.class_gram(column)
+        gram = sums.double()
         moments = gram / gram[0, 0]
         mean = moments[0, 1:]
         second_moment = moments[1:, 1:]
@@ -324,7 +325,8 @@ class FeCAMHead(SumsHead):
         d = len(covariance)
         identity = torch.eye(d).to(covariance)
         variance = covariance.diagonal().mean()
-        smallest = ROUNDING * second_moment.diagonal().mean()
+        eps = 10 * torch.finfo(sums.dtype).eps
+        smallest = max(eps, ROUNDING) * second_moment.diagonal().mean()
         if variance <= smallest:  # all samples alike
             return identity
         off_diagonal = covariance.sum() - d * variance

@@ -90,10 +90,15 @@ def push(
         overwrite: whether the repository may exist already; what is in it is replaced.
 
     Raises:
-        UsageError: the package is missing, or the repository exists already.
+        UsageError: the name is no ``hf:user/model``, the package is missing, or the repository
+            exists already.
         DataError: a class name that could not be read back.
         CheckpointError: no right to write, or no network.
     """
+    if not re.fullmatch(f"{SCHEME}[^/@]+/[^/@]+", name):
+        raise UsageError(
+            f"'{printable(name)}' names no place on the hub: expected hf:user/model"
+        )
     hub = optional("huggingface_hub", name, "hf").HfApi()
     repository = name.removeprefix(SCHEME)
     unwritten = f"cannot write {printable(name)}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +13,7 @@ from cifnet_pl.utilities.files import expanded, rendered, write_bytes, write_tex
 from cifnet_pl.utilities.text import number_of, print_text
 
 if TYPE_CHECKING:
+    from cifnet_pl.report.figures import Picture
     from cifnet_pl.report.results import Results
     from cifnet_pl.report.tables import ReportTable
 
@@ -71,6 +75,9 @@ def write_report(
     if comparisons:
         tables = {"Comparison": list(comparisons), **tables}
     pictures = all_pictures(results)
+    _number_equal_names(itertools.chain(*tables.values()))
+    _number_equal_names(itertools.chain(*pictures.values()))
+    _remove_earlier(folder)
     parts = []
     for section, own in tables.items():
         for table in own:
@@ -98,3 +105,27 @@ def write_report(
     write_text(folder / "report.md", rendered(MARKDOWN, **content))
     page = TEMPLATES.get_template("page.html")
     write_text(folder / "report.html", page.render(content))
+
+
+def _number_equal_names(parts: Iterable[ReportTable | Picture]) -> None:
+    """Number the parts that would have one file name, such as those of ``my-data`` and ``my_data``.
+
+    The first one keeps its name.
+    """
+    counts: Counter[str] = Counter()
+    for part in parts:
+        name = part.name
+        counts[name] += 1
+        if counts[name] > 1:
+            part.name = f"{name}_{counts[name]}"
+
+
+def _remove_earlier(folder: Path) -> None:
+    """Remove the tables and figures that an earlier report in a folder names."""
+    report = folder / "report.md"
+    if not report.is_file():
+        return
+    text = report.read_text(encoding="utf-8", errors="replace")
+    for name in re.findall(r"\]\(((?:tables|figures)/\w+)\.\w+\)", text):
+        for path in folder.glob(f"{name}.*"):
+            path.unlink()

@@ -130,8 +130,8 @@ def read_external(path: Path, settings: pd.DataFrame) -> list[Row]:
 
     Raises:
         UsageError: a method that fits no setting or more than one.
-        DataError: no CSV file, a missing column, a cell that is not a number, two lines for one
-            task, or accuracies that are no percentages.
+        DataError: no CSV file, a missing column, a cell that is empty or holds no such number, two
+            lines for one task, or accuracies that are no percentages.
     """
     named = ["method", "seed", *PLACE_COLUMNS]
     with explained(DataError, f"{path} is no table of external results"):
@@ -142,6 +142,15 @@ def read_external(path: Path, settings: pd.DataFrame) -> list[Row]:
         lines = lines.reindex(columns=[*named, *NUMBER_COLUMNS]).astype(object)
         lines = lines.astype(dict.fromkeys(NUMBER_COLUMNS, float))
     lines[named] = lines[named].fillna("")
+    numbers = lines[[*NUMBER_COLUMNS]]
+    is_negative = (numbers < 0).any(axis=1)
+    is_no_task = (lines["task"] < 1) | (lines["task"] % 1 > 0)
+    is_odd = is_negative | is_no_task | (lines["method"] == "")
+    if is_odd.any():
+        raise DataError(
+            f"{path}, row {is_odd.idxmax() + 1}: expected a method, a task counted from 1, and no"
+            " negative numbers"
+        )
     for method in lines["method"][lines.duplicated([*named, "task"])]:
         raise DataError(f"{path} has two lines for one task and seed of {method}")
     highest = lines.groupby("method")["A_k"].max()
@@ -203,8 +212,8 @@ def _rows_of_seed(shared: Row, lines: pd.DataFrame) -> list[Row]:
     accuracies = tasks["A_k"].astype(float)
     totals = tasks[["seconds", "kWh"]].sum(skipna=False)
     totals["A_k"] = accuracies.iloc[-1]
-    for _, given in lines[is_whole].iterrows():
-        totals = given[totals.index].fillna(totals)
+    for _, given in lines.loc[is_whole, totals.index].iterrows():
+        totals = given.fillna(totals)
     run = {
         **shared,
         "energy_from": "external file",

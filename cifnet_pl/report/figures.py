@@ -44,7 +44,7 @@ LARGEST_BUBBLE = 900.0
 DEVIATIONS = " Bars: ± one standard deviation over seeds, where there are several."
 
 
-@dataclass(frozen=True)
+@dataclass
 class Picture:
     """A figure with the name of its files and its caption."""
 
@@ -339,7 +339,7 @@ def draw_bubbles(axes: Axes, points: pd.DataFrame, most: float) -> None:
     ordered = points.sort_values("accuracy", ascending=False)
     for name, accuracy, minutes, energy in ordered.itertuples():
         (mark,) = axes.plot(minutes, accuracy, linestyle="none", label=name)
-        if not np.isnan(energy):
+        if energy > 0:
             mark.set_label(f"{name}, {number_text(energy)}\u00a0kWh")
             area = LARGEST_BUBBLE * energy / most
             axes.scatter(minutes, accuracy, area, color=mark.get_color(), alpha=0.35)

@@ -60,8 +60,10 @@ def read_run(folder: Path) -> Run:
         for name, value in summary.get("metrics", {}).items():
             summary[custom_column(name).run] = value
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        summary["head"]
         config["data"]["source"]
-        config.setdefault("model", {}).setdefault("init_args", {})
+        model = config.get("model") or {}
+        config["model"] = model | {"init_args": model.get("init_args") or {}}
         tasks = pd.read_csv(folder / "tasks.csv")
         tasks = tasks.astype({"task": int, "classes_seen": int, "A_k": float})
     return Run(folder, config, summary, tasks)

@@ -140,8 +140,7 @@ def gcv_ridge(
     """
     if not torch.isfinite(gram.trace()):
         raise CifnetError(
-            f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype:"
-            " float64"
+            f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down"
         )
     # Eigenvalues near zero can keep LAPACK from converging: they are moved away from it.
     shift = float(gram.diagonal().mean())
@@ -168,7 +167,9 @@ def gcv_ridge(
     candidates = np.exp(logarithms)[:, None]
     freedom = free + (values / (values + candidates)).sum(axis=1)
     is_allowed = freedom <= LARGEST_DF_SHARE * samples
-    if not is_allowed.any():
+    # The targets of a single class are all alike: with a free bias any ridge gives zero weights.
+    has_one_target = free > 0 and moment.shape[1] == 1
+    if has_one_target or not is_allowed.any():
         return largest
     ridges = candidates[is_allowed]
     penalised = values + ridges

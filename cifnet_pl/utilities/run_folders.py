@@ -78,7 +78,9 @@ def images_of_run(model: Path) -> str | None:
         model: a run's folder, that of its experiment, or a file or folder in it.
     """
     newest = versions(model)[::-1]  # by number: clocks go backwards, too
-    places = [path / "config.yaml" for path in (model, *newest, *model.parents[:2])]
+    # Other folders above a model may have a config.yaml that is not a run's.
+    above = [path for path in model.parents[:2] if path in versions(path.parent)]
+    places = [path / "config.yaml" for path in (model, *newest, *above)]
     config = next((read_yaml(path) for path in places if path.is_file()), {})
     data = config.get("data", {})
     if data.get("source") == "folder" and data.get("root"):

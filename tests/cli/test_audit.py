@@ -70,5 +70,7 @@ def test_the_page_and_its_tables(made, watch, capsys):
 def test_refusals(made: Path, capsys: pytest.CaptureFixture[str]):
     images = make_images(made / "single", ["ant", "cat"], 1)
     assert_ends(run(made, images=images), 1, "each class has one image", capsys)
+    # A file beside the bundle, which belongs to no run.
+    (made / "config.yaml").write_text(f"data: {{source: folder, root: {images}}}\n")
     assert_ends(run(made), 2, "give them with --images", capsys)
     assert_ends(run(made, images="none"), 1, "none", capsys)

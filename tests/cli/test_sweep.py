@@ -108,7 +108,7 @@ def test_options_that_start_from_other_configurations(tmp_path: Path) -> None:
 
 def test_a_configuration_of_its_own_keeps_its_backbone(tmp_path: Path) -> None:
     model = {"class_path": FINETUNE, "init_args": {"backbone": "random:resnet18"}}
-    (tmp_path / "slow.yaml").write_text(yaml.safe_dump({"model": model}))
+    (tmp_path / "slow.yaml").write_text(yaml.safe_dump({"model": model, "data": None}))
     path = write(tmp_path, axes={"head": [{"label": "a"}, {"config": "slow.yaml"}]})
     given = [
         ("model.init_args.backbone", "file:x.pth"),
@@ -152,6 +152,7 @@ def test_overrides_win(tmp_path: Path, capsys) -> None:
     ("sweep", "part"),
     [
         ({"axis": {}}, "axis is '{}': Extra inputs"),
+        ({"parts": []}, "parts is '.*at least 1 item"),
         ({"seeds": [1.5]}, "seeds.0 is '1.5': .* integer"),
         ({"fixed": {"data.source.name": 1}}, "source.name cannot be set"),
         ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "none_.* does not exist"),
@@ -264,7 +265,7 @@ def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, capsys) -> None:
 
 def test_a_repeated_sweep_has_its_report_already(tmp_path, run):
     write(tmp_path, seeds=[1, 2])
-    output = ["--output", str(tmp_path / "report")]
+    output = ["--output", str(tmp_path / "report"), "--logs", str(tmp_path / "a,b")]
     run(*output)
     report = tmp_path / "report" / "report.html"
     before = report.stat().st_mtime_ns
@@ -296,7 +297,7 @@ def test_labels_and_seeds_choose_the_points(tmp_path, run):
 
 
 def test_an_option_of_some_points_is_for_those(tmp_path, run):
-    wide = {"label": "wide", "model.head": {"class_path": "ACILHead"}}
+    wide = {"label": "wide", "model.head": "ACILHead"}
     bare = {"label": "bare", "model.buffer": None}
     write(tmp_path, axes={"head": [{"label": "own"}, wide, bare]})
     said = run("--model.head.width", "64", "--model.buffer.capacity", "50")

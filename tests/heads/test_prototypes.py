@@ -144,3 +144,13 @@ def test_fecam_is_the_mahalanobis_distance_of_each_class() -> None:
         assert torch.allclose(head(QUERIES), expected, rtol=1e-5, atol=1e-6)
     assert head.state_elements() == {"factors": 6 * 7 * 8 // 2, "moments": 6 * 7}
     assert not math.isnan(head(torch.zeros(1, D)).sum().item())
+
+
+def test_fecam_of_a_class_of_one_image_in_float32() -> None:
+    """Its covariance is zero up to rounding."""
+    z = 3 * torch.randn(21, 64, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0] * 20 + [1])
+    scores = {}
+    for dtype in ("float32", "float64"):
+        scores[dtype] = teach(heads.FeCAMHead(64, dtype=dtype), z, labels)(z)
+    assert torch.allclose(scores["float32"], scores["float64"], rtol=1e-2)

@@ -102,6 +102,9 @@ def test_what_is_wrong(hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
     (repository / "model.safetensors").write_bytes(b"x")
     with pytest.raises(CheckpointError, match="is neither a bundle"):
         cifnet_pl.load(NAME, download=True)
+    for name in ("a/b", "hf:a", "hf:a/b/c", "hf:a/b@v1"):
+        with pytest.raises(UsageError, match="expected hf:user/model"):
+            push(learned("ridge"), name)
     monkeypatch.undo()
     for name in ("hf:", "hf:a/b/c", "hf:../x", "hf:a b/c"):
         with pytest.raises(CheckpointError, match="cannot read hf:"):

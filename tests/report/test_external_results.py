@@ -107,6 +107,10 @@ def test_external_methods_find_their_setting(tmp_path):
         ([HEADER, "a,1,,50,,"], "external.csv: a fits 3 of the settings"),
         ([HEADER, "a,1,1,50,,", "a,1,2,50,,,7"], "Expected 6 fields in line 3, saw 7"),
         ([HEADER, "a,1,1,0.86,,", "a,1,2,0.71,,"], "0.86, expected percentages"),
+        ([HEADER, "a,1,1,50,,", "a,1,1.5,50,,"], "row 2: expected"),
+        ([HEADER, "a,1,0,50,,"], "row 1: expected"),
+        ([HEADER, "a,1,1,50,-60,"], "row 1: expected"),
+        ([HEADER, ",1,1,50,,"], "row 1: expected"),
         ([HEADER, *(f"a,1,{k},50,," for k in range(1, 31))], "fits none"),
     ],
 )

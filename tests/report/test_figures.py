@@ -46,6 +46,7 @@ def test_areas_are_energies_and_unlike_conditions_have_panels(tmp_path):
         {"head": "CIFNetHead", "kwh": 0.06, "about": cpu},
         {"head": "RidgeHead", "kwh": 0.03, "about": cpu},
         {"head": "NCMHead", "kwh": None, "about": cpu},
+        {"head": "KNNHead", "kwh": 0.0, "about": cpu},
         {"head": "CIFNetHead", "kwh": 0.12, "about": {**cpu, "cached_images": 500}},
         {"head": "CIFNetHead", "kwh": 0.24, "about": {"machine": "NVIDIA H100"}},
     ]
@@ -53,7 +54,7 @@ def test_areas_are_energies_and_unlike_conditions_have_panels(tmp_path):
     picture = time_bubbles(results, *results.data)
     assert picture is not None
     panels = [len(axes.lines) for axes in picture.figure.axes]
-    assert sorted(panels) == [1, 1, 1, 2]
+    assert sorted(panels) == [1, 1, 1, 3]
     sizes = []
     for drawn in picture.figure.findobj(PathCollection):
         sizes += list(drawn.get_sizes())  # type: ignore[attr-defined]

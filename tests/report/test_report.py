@@ -187,3 +187,13 @@ def test_an_earlier_report_is_replaced_only_if_asked(tmp_path, capsys, monkeypat
     assert page.read_text() == "mine"
     assert main([*words, "--overwrite"]) == 0
     assert content(home / "out") == written
+    (home / "out" / "tables" / "mine.csv").touch()
+    data = {"source": "folder", "root": "my-data"}
+    write_run(home / "e" / "version_0", tasks=1, data=data)
+    write_run(home / "f" / "version_0", tasks=1, data={**data, "root": "my_data"})
+    words[2] = "~/f"
+    assert main([*words, "--overwrite"]) == 0
+    tables = {path.stem for path in (home / "out" / "tables").glob("*.csv")}
+    own = {f"results_my_data_10_cls_task{end}" for end in ("", "_2")}
+    assert own | {"mine"} < tables
+    assert not [name for name in tables if "cifar" in name]

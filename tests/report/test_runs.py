@@ -21,6 +21,7 @@ def test_folders_are_found_at_any_depth_in_natural_order(tmp_path):
 
 DAMAGED = [
     ("summary.json", '{"head": "NCM', " is damaged"),
+    ("summary.json", "{}", " is damaged"),
     ("summary.json", None, " has no summary.json: the run has not finished"),
     ("tasks.csv", "task\n1\n", " is damaged"),
     ("config.yaml", "a: 1", " is damaged"),

@@ -30,6 +30,16 @@ def test_gcv_of_embeddings_that_are_all_alike() -> None:
     assert ridge > 0
 
 
+def test_gcv_of_a_single_class_is_large() -> None:
+    """Its targets are all alike: what is left of them without their mean is rounding."""
+    z = 20 + torch.randn(200, 2, generator=torch.Generator().manual_seed(0)).double()
+    tilde = augment(z)
+    target = torch.ones(200, 1, dtype=torch.float64)
+    gram = tilde.T @ tilde
+    ridge = gcv_ridge_of_free_bias(gram, tilde.T @ target, target.sum(), 200)
+    assert ridge > 100
+
+
 def choose(z: Tensor, y: Tensor) -> float:
     """The ridge of regression on class indicators."""
     x = augment(z)
