@@ -164,11 +164,11 @@ def accuracy_line(name: str, evaluation: Evaluation) -> str:
 
 def duplicate_lines(evaluation: Evaluation) -> list[str]:
     """Return lines on images that were learned already, occur twice, or are in two classes."""
-    from cifnet_pl.images.duplicates import conflicting_labels_message
+    from cifnet_pl.images.duplicates import duplicates_notes
 
     lines = [
         evaluation.learned_message(),
-        conflicting_labels_message(evaluation.mislabelled, None),
+        *duplicates_notes([], evaluation.mislabelled, None),
     ]
     count = evaluation.samples["duplicate"].sum()
     if count:

@@ -15,8 +15,7 @@ import pandas as pd
 from cifnet_pl.data.samples import Source
 from cifnet_pl.images.duplicates import (
     Duplicates,
-    conflicting_labels_message,
-    duplicates_message,
+    duplicates_notes,
     find_repeats,
 )
 from cifnet_pl.utilities.errors import DataError
@@ -83,17 +82,14 @@ class SourceDuplicates(list[Duplicate]):
         for found in self:
             remark = REMARKS[found.kind].format(other=printable(found.other))
             shown[found.kind].append(printable(found.sample) + remark)
-        sentences = [
-            duplicates_message(shown[DUPLICATE], duplicates),
-            conflicting_labels_message(shown[TWO_CLASSES], duplicates),
-        ]
+        sentences = duplicates_notes(shown[DUPLICATE], shown[TWO_CLASSES], duplicates)
         across = shown[IN_BOTH_SPLITS]
         if across:
             verb = is_or_are(len(across))
             sentences.append(
                 f"note: {listed(across)} {verb} in training and test: the accuracy flatters"
             )
-        return [sentence for sentence in sentences if sentence]
+        return sentences
 
 
 REMARKS = {

@@ -82,36 +82,29 @@ def find_repeats(
     return repeats
 
 
-def duplicates_message(names: Sequence[str], duplicates: Duplicates) -> str | None:
-    """Return a sentence about duplicates; None if none are left out.
-
-    Args:
-        names: of the images.
-        duplicates: what becomes of them.
-    """
-    if not names or duplicates == "keep":
-        return None
-    return f"note: {listed(names)} learned already or twice in the folder: left out"
-
-
-def conflicting_labels_message(
-    names: Sequence[str],
+def duplicates_notes(
+    repeated: Sequence[str],
+    in_two_classes: Sequence[str],
     duplicates: Duplicates | None,
-) -> str | None:
-    """Return a sentence about images that are in two classes; None if there are none.
+) -> list[str]:
+    """Return a sentence about duplicates that are left out, and one about images in two classes.
 
     Args:
-        names: of the images.
-        duplicates: what becomes of them where images are learned; None where they are only tested.
+        repeated: names of the images that were learned already, or occur twice in their class.
+        in_two_classes: names of the images that are in two classes.
+        duplicates: what becomes of both where images are learned; None where they are only tested.
     """
-    if not names:
-        return None
-    treatment = "one label is probably wrong"
-    if duplicates == "leave_out":
-        treatment = (
-            "not learned until each is in one alone, remove it from the wrong folder"
-        )
-    return f"note: {listed(names)} in two classes: {treatment}"
+    notes = []
+    leaves_out = duplicates == "leave_out"
+    if repeated and leaves_out:
+        images = listed(repeated)
+        notes.append(f"note: {images} learned already or twice in the folder: left out")
+    if in_two_classes:
+        treatment = "one label is probably wrong"
+        if leaves_out:
+            treatment = "not learned until each is in one alone, remove it from the wrong folder"
+        notes.append(f"note: {listed(in_two_classes)} in two classes: {treatment}")
+    return notes
 
 
 # ---------------------------------------------------------------------- near-duplicates

@@ -288,8 +288,4 @@ def duplicates_among(
             )
         raise DataError(f"{reason}: there is nothing to learn")
     names = [printable(images.files.names[row]) for row in repeated]
-    messages = [
-        image_duplicates.conflicting_labels_message(ambiguous, treatment),
-        image_duplicates.duplicates_message(names, treatment),
-    ]
-    return taken, [text for text in messages if text]
+    return taken, image_duplicates.duplicates_notes(names, ambiguous, treatment)
