@@ -51,9 +51,7 @@ def writing(
         if is_bundle:
             from cifnet_pl.model import bundle  # here: it imports torch
 
-            # One that this step made may be the same: it is compared when it is written.
-            may_be_same = overwrite or bundle.last_step(target) == kind
-            bundle.refuse_existing(target, may_be_same)
+            bundle.refuse_existing(target, overwrite, kind)
         elif (
             target.exists()
             and not overwrite

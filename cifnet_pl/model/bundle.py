@@ -205,15 +205,7 @@ def is_bundle(folder: Path | zipfile.Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def last_step(folder: Path) -> str | None:
-    """Return the kind of the last :class:`Event` of a bundle; None without a bundle."""
-    if not is_bundle(folder):
-        return None
-    content, _ = _read_config(folder)
-    return str(content["history"][-1]["kind"])
-
-
-def refuse_existing(folder: Path, overwrite: bool) -> None:
+def refuse_existing(folder: Path, overwrite: bool, step: str | None = None) -> None:
     """Check that a bundle may be written to a folder.
 
     Leftovers of an interrupted writer do not matter; other files do, whatever ``overwrite`` says.
@@ -221,6 +213,8 @@ def refuse_existing(folder: Path, overwrite: bool) -> None:
     Args:
         folder: where the bundle is to be.
         overwrite: whether a bundle that is there may be replaced.
+        step: kind of :class:`Event`; a bundle whose last step is of this kind may be there, too,
+            as it may be the same: it is compared when it is written.
 
     Raises:
         UsageError: it may not.
@@ -231,7 +225,11 @@ def refuse_existing(folder: Path, overwrite: bool) -> None:
         raise UsageError(
             f"{folder} is a file, expected a folder for the bundle: choose another --output"
         )
-    if is_bundle(folder) and not overwrite:
+    may_be_there = overwrite
+    if step is not None and is_bundle(folder) and not overwrite:
+        content, _ = _read_config(folder)
+        may_be_there = content["history"][-1]["kind"] == step
+    if is_bundle(folder) and not may_be_there:
         raise UsageError(
             f"{folder} holds a bundle already: choose another --output, or add --overwrite true"
         )
