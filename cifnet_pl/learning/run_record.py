@@ -266,7 +266,7 @@ class RunRecord:
         """Return the accuracy on a task's samples before it, and on all samples so far."""
         samples = 0
         correct = 0
-        rows: list[list[Any]] = []
+        rows = []
         for row in self.prequential:
             samples += row.samples
             correct += row.correct

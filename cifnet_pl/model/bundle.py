@@ -225,14 +225,12 @@ def refuse_existing(folder: Path, overwrite: bool, step: str | None = None) -> N
         raise UsageError(
             f"{folder} is a file, expected a folder for the bundle: choose another --output"
         )
-    may_be_there = overwrite
-    if step is not None and is_bundle(folder) and not overwrite:
+    if is_bundle(folder) and not overwrite:
         content, _ = _read_config(folder)
-        may_be_there = content["history"][-1]["kind"] == step
-    if is_bundle(folder) and not may_be_there:
-        raise UsageError(
-            f"{folder} holds a bundle already: choose another --output, or add --overwrite true"
-        )
+        if content["history"][-1]["kind"] != step:
+            raise UsageError(
+                f"{folder} holds a bundle already: choose another --output, or add --overwrite true"
+            )
     others = sorted(
         entry.name for entry in folder.iterdir() if not _is_of_bundle(entry)
     )

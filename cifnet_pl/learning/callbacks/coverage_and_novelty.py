@@ -127,7 +127,7 @@ class CoverageAndNoveltyMetrics(Callback):
         module = cast(CIFNetModule, pl_module)
         row = module.record.rows[-1]
         if predictor.sets is not None:
-            rows: list[list[Any]] = []
+            rows = []
             for label, name in enumerate(evaluation.class_names):
                 is_own = evaluation.samples["target"] == label
                 own = replace(evaluation, samples=evaluation.samples[is_own])

@@ -117,7 +117,7 @@ class ActivationTable(Callback):
             return
         total = torch.stack(of_all_processes(self._sums)).sum(dim=0)
         tasks = range(1, len(total) + 1)
-        rows: list[list[Any]] = []
+        rows = []
         for task, (images, *sums) in zip(tasks, total.tolist(), strict=True):
             rows.append([task, *(value / images if images else None for value in sums)])
         header = ["image_task", *(f"neurons_{task}" for task in tasks)]
