@@ -336,11 +336,8 @@ class Classifier(ModelLearner):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors on the CPU, by module and name, such as ``head.weights``."""
-        tensors = {}
-        for name, module in self.stored_modules.items():
-            for key, value in module.state_dict().items():
-                tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
-        return tensors
+        stored = nn.ModuleDict(self.stored_modules).state_dict()
+        return {name: value.cpu().contiguous() for name, value in stored.items()}
 
     def save(self, folder: Path | str, overwrite: bool = False) -> None:
         """Write a bundle (see :mod:`cifnet_pl.model.bundle`).
