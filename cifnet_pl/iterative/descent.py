@@ -349,9 +349,8 @@ class Descent:
         module = self._module
         samples = len(batch.labels)
         if not samples:
-            # Zero, but with gradients: the other processes wait for this one's.
-            zeros = [parameter.sum() * 0 for parameter in self.parameters]
-            return torch.stack(zeros).sum()
+            # Zero, but with a gradient; ``_average`` makes those that are missing.
+            return self.parameters[0].sum() * 0
         if samples == 1:
             # A single image has no statistics of its own: the running ones serve.
             self._parts.eval()
