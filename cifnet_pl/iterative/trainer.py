@@ -808,8 +808,7 @@ class IterativeModule(TaskModule):
         # Checkpoints of before say nothing of images that were left out.
         every_row = torch.ones_like(self.learned_rows)
         self.learned_rows = checkpoint.get("learned_rows", every_row)
-        if checkpoint["cifnet"]["under_way"]:
-            self.position = checkpoint.get("position")
+        self.position = checkpoint.get("position")  # of an open task
         # The weights fit a module that has learned already only if it has the same structure.
         if not self.n_classes:
             with self.seeded(3):
