@@ -103,9 +103,7 @@ def _linear_model(
 ) -> Classifier:
     """Return a model that predicts by a linear classifier."""
     names = module.class_names
-    tasks = range(len(module.learned_tasks))
-    rows = np.concatenate([module.data.task(number).rows for number in tasks])
-    rows = rows[module.learned_rows[rows].numpy()]
+    rows = np.flatnonzero(module.learned_rows)
     labels = module.labels_of(rows)
     hashes = ImageHashes()
     content = module.data.source.train.hashes(rows)
@@ -134,7 +132,7 @@ def _nearest_mean_model(
     exemplars: BufferSamples,
 ) -> Classifier:
     """Return a model that predicts the class with the nearest mean of exemplars."""
-    model = Classifier(backbone, NCMHead(backbone.features), images=ImageHashes())
+    model = Classifier(backbone, NCMHead(backbone.features))
     # Means are of vectors of length 1; the common factor keeps the scale of the embeddings.
     length = exemplars.z.norm(dim=1).mean()
     unit = functional.normalize(exemplars.z, dim=1)

@@ -647,11 +647,11 @@ class IterativeModule(TaskModule):
             DataError: a class of which no image could be learned.
         """
         self._end_learning()
-        self.learned_rows = self._learned_by_all()
-        labels = self.labels_of(self.learned_rows.numpy())
+        labels = self.labels_of(np.arange(len(self.learned_rows)))
         # A checkpoint of before names images of all classes, also of those that are to come.
-        labels = labels[labels >= 0]
-        counts = labels.bincount(minlength=self.n_classes)[self.old_classes :]
+        self.learned_rows = self._learned_by_all() & (labels >= 0)
+        learned = labels[self.learned_rows]
+        counts = learned.bincount(minlength=self.n_classes)[self.old_classes :]
         for name, count in zip(self.learned_tasks[-1], counts, strict=True):
             if not count:
                 raise no_images(name)
