@@ -95,8 +95,7 @@ class CoverageAndNoveltyMetrics(Callback):
             unknown = None
         if not model.calibrated:
             coverage = None
-        if self._unknown is not None or coverage is not None:
-            self._predictor = model.open_set_predictor(unknown, coverage)
+        self._predictor = model.open_set_predictor(unknown, coverage)
 
     def on_validation_batch_end(
         self,
