@@ -226,7 +226,7 @@ def refuse_existing(folder: Path, overwrite: bool, step: str | None = None) -> N
             f"{folder} is a file, expected a folder for the bundle: choose another --output"
         )
     if is_bundle(folder) and not overwrite:
-        content, _ = _read_config(folder)
+        content = _read_config(folder)
         if content["history"][-1]["kind"] != step:
             raise UsageError(
                 f"{folder} holds a bundle already: choose another --output, or add --overwrite true"
@@ -266,7 +266,7 @@ def write_bundle(
     digest = hashlib.sha256(content).hexdigest()
     tensors_file = folder / _tensors_name(digest)
     if is_bundle(folder) and tensors_file.is_file() and not overwrite:
-        stored, _ = _read_config(folder)
+        stored = _read_config(folder)
         if stored["class_names"] == description["class_names"]:
             raise AlreadyThere(f"{folder} is already there: it holds this model")
     refuse_existing(folder, overwrite)
@@ -303,7 +303,8 @@ def read_bundle(folder: Path | zipfile.Path) -> StoredModel:
     Raises:
         CheckpointError: no bundle, one of another version, or one that is damaged.
     """
-    description, digest = _read_config(folder)
+    description = _read_config(folder)
+    digest = description["tensors"]["sha256"]
     path = folder / _tensors_name(digest)
     if not path.is_file():
         raise CheckpointError(
@@ -320,8 +321,8 @@ def read_bundle(folder: Path | zipfile.Path) -> StoredModel:
     return StoredModel(str(folder), description, tensors)
 
 
-def _read_config(folder: Path | zipfile.Path) -> tuple[dict[str, Any], str]:
-    """Return the content of a bundle's ``config.json``, and the hash of its tensors."""
+def _read_config(folder: Path | zipfile.Path) -> dict[str, Any]:
+    """Return the content of a bundle's ``config.json``; what it says of its files is checked."""
     path = folder / CONFIG
     if not path.is_file():
         raise CheckpointError(
@@ -330,7 +331,7 @@ def _read_config(folder: Path | zipfile.Path) -> tuple[dict[str, Any], str]:
     with explained(CheckpointError, f"cannot read {path}"):
         text = path.read_bytes()
         refuse_pointer(text)
-        content = json.loads(text)
+        content: dict[str, Any] = json.loads(text)
         digest = _digest(content)
     check_format(content.get("format"), str(folder))
     file = parse(BundleRecord, content, str(folder))
@@ -338,7 +339,7 @@ def _read_config(folder: Path | zipfile.Path) -> tuple[dict[str, Any], str]:
         raise CheckpointError(
             f"{path} is damaged or was edited: its checksum is wrong; copy the bundle again"
         )
-    return content, file.tensors.sha256
+    return content
 
 
 def _tensors_name(digest: str) -> str:
