@@ -289,12 +289,12 @@ def separation(latent: Tensor, labels: Tensor, sample_weights: Tensor) -> Tensor
         sample_weights: (n,).
     """
     n, classes, _ = latent.shape
-    # (n, l): the code of each anchor in the latent space of its class.
-    rows = torch.arange(n, device=labels.device)
-    codes = latent[rows, labels]
+    # The code of each anchor in the latent space of its class; zeros in the others. To select the
+    # spaces by index would add up their gradients in any order, and no two runs would be the same.
+    is_own = functional.one_hot(labels, classes)
+    anchors = latent * is_own[:, :, None]
     # (n, n): sample j in the latent space of i's class.
-    spaces = latent[:, labels]
-    dots = torch.einsum("il,jil->ij", codes, spaces) / SEPARATION_TEMPERATURE
+    dots = anchors.flatten(1) @ latent.flatten(1).T / SEPARATION_TEMPERATURE
     largest = dots.max(dim=1, keepdim=True).values.detach()
     dots = (dots - largest).clamp_min(-95.0)
     other = ~torch.eye(n, dtype=torch.bool, device=labels.device)
