@@ -25,7 +25,7 @@ def resnet32() -> nn.Module:
 
     It has no classifier. The modules are named as in torchvision's ResNets.
     """
-    modules: OrderedDict[str, nn.Module] = OrderedDict(
+    modules = OrderedDict(
         conv1=nn.Conv2d(3, 16, 3, padding=1, bias=False),
         bn1=nn.BatchNorm2d(16),
         relu=nn.ReLU(inplace=True),

@@ -281,7 +281,7 @@ def _torchvision_weights(name: str) -> Any:
     """Return torchvision's enumeration member for the weights of an image classifier."""
     from torchvision import models
 
-    known: dict[str, Any] = {}
+    known = {}
     for model in models.list_models(module=models):
         members = models.get_model_weights(model).__members__
         for alias, weights in members.items():  # such as DEFAULT

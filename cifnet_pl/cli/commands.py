@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import docstring_parser
 from jsonargparse import DefaultHelpFormatter
@@ -119,7 +119,7 @@ def parser_of(function: Callable[..., object]) -> OneSentence:
             continue
         name = parameter.name.rstrip("_")  # of class_, as class is a keyword of Python
         kind = parameter.annotation
-        options: dict[str, Any] = {"help": helps.get(parameter.name), "type": kind}
+        options = {"help": helps.get(parameter.name), "type": kind}
         if kind == Sequence[str]:
             # Several values, in one option or several.
             options |= {"type": str, "nargs": "+", "action": "extend"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -262,7 +262,7 @@ def write_class_tables(
     rows = []
     for score in evaluation.class_scores():
         percentages = (score.percent, *score.interval)
-        row: list[Any] = [score.name, score.images, score.correct]
+        row = [score.name, score.images, score.correct]
         row += [f"{value:.2f}" for value in percentages]
         row.append(str(score.tested).lower())
         if score.confusion is not None:

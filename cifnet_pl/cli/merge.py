@@ -46,7 +46,7 @@ def merge(
     from cifnet_pl.model.store import load
 
     target = expanded(output)
-    files: list[Path] = []
+    files = []
     for text in models:
         path = expanded(text)
         files += sorted(path.glob(f"*{FILE_ENDING}")) or [path]

@@ -297,7 +297,7 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
     """
     from cifnet_pl.heads import HEADS
 
-    words: list[str] = []
+    words = []
     heads = {0: DEFAULT_HEAD}  # number of words until a head is named → its name
     for word, settings in settings_in(args):
         words.append(word)

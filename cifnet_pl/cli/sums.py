@@ -301,7 +301,7 @@ def learner_of(words: tuple[str, ...]) -> ShardLearner:
     from cifnet_pl.utilities.growing_tensors import chosen_device
 
     config = configured(words)
-    model: Any = config.parser.instantiate(config).model.model
+    model = config.parser.instantiate(config).model.model
     data = config.data
     device = chosen_device(None)
     if data.image_size:

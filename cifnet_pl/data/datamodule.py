@@ -371,7 +371,7 @@ class CIFNetDataModule(LightningDataModule):
         """
         if self.duplicates is None:
             return
-        caches: dict[Part, EmbeddingCache] = {}
+        caches = {}
         if self._loaders:
             caches = self._caches
         # A cache knows the hashes of the images that it stores.

@@ -219,7 +219,7 @@ class CIFNetHead(Head):
         is_own = one_hot(columns, len(self.labels)).double()
         targets = self.limit * (2 * is_own - 1)
         positive, negative = self.slopes
-        parts: list[LeftOut] = []
+        parts = []
         start = 0
         for cohort in self.cohorts:
             stop = start + len(cohort.sums.counts)

@@ -161,7 +161,7 @@ class RunRecord:
         Args:
             description: what the record does not know (head, seed, …).
         """
-        summary: dict[str, Any] = {}
+        summary = {}
         metrics = {}
         for column in self.columns:
             if not column.over_tasks:
@@ -179,7 +179,7 @@ class RunRecord:
             else:
                 metrics[column.task] = number
         energy = summary["energy_kwh"]
-        components: dict[str, float] = {}
+        components = {}
         per_kwh = None
         if energy is not None:
             components = self.energy

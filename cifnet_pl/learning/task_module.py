@@ -309,7 +309,7 @@ class TaskModule(LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Finish the evaluation; in a run it becomes the record's row of the task."""
         self.complete_batches()
-        metrics: dict[str, float | None] = {}
+        metrics = {}
         for name, metric in self._custom.items():
             result = float(metric.compute())
             metrics[name] = result if math.isfinite(result) else None

@@ -285,7 +285,7 @@ def embeddings_of(
     )
     embeddings = []
     tables = []
-    unreadable: list[Unreadable] = []
+    unreadable = []
     for name, samples in (("train", source.train), ("val", source.test)):
         cache = EmbeddingCache(samples, source.class_names, pipeline / name)
         readable = cache.known(np.arange(len(samples)))

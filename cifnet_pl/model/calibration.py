@@ -631,7 +631,7 @@ class OpenSetPredictor:
             z: (n, d) embeddings.
             probabilities: (n, C) of their classes.
         """
-        columns: dict[str, list[Any]] = {}
+        columns = {}
         if self.reference is not None:
             novelty = self.head.novelty(z)
             p_values = self.reference.p_values(novelty)

@@ -201,7 +201,7 @@ def onnx_bytes(graph: HeadGraph, metadata: dict[str, str]) -> Export:
     import onnx
 
     graph.eval()
-    proto: Any = _exported(graph).model_proto
+    proto = _exported(graph).model_proto
     output = (
         "probabilities: float32 (n, classes), calibrated, in the order of class_names"
     )

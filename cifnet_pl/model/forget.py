@@ -80,7 +80,7 @@ def forget(
     labels = old.labels(names)
     model = old.clone()
     counts = old.counts
-    unreadable: list[Unreadable] = []
+    unreadable = []
     recalled = False
     rounding = None
     ignored = 0

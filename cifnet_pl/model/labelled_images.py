@@ -79,7 +79,7 @@ class LabelledImages:
             option,
             "a folder or Zip archive with one sub-folder of images per class",
         )
-        notes: list[str] = []
+        notes = []
         splits = find_splits(root)
         if splits is not None:
             root = splits.parts["train"]

@@ -62,7 +62,7 @@ def merge(
     if names is None:
         names = [f"model {number}" for number in range(1, len(models) + 1)]
     merged = models[0].clone()
-    warnings: list[str] = []
+    warnings = []
     for name, other in zip(names[1:], models[1:], strict=True):
         warnings += merged.class_name_warnings(other.class_names)
         warnings += other.class_name_warnings(merged.class_names)

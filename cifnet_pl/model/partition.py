@@ -186,7 +186,7 @@ class TrainingSet:
             DataError: as for the source; a class whose samples are all in another class, too.
         """
         names, notes = self.units()
-        left_out: list[int] = []
+        left_out = []
         if self.duplicates is not None:
             found = find_duplicates(self.whole, ())
             notes += found.sentences(self.duplicates)

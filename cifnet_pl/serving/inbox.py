@@ -239,7 +239,7 @@ class Inbox:
         images = uploads(files, model.image_size, model.crop_ratio)
         learned = model.classes_of_hashes()
         waiting = set(self.workspace.waiting())
-        part: list[Upload] = []
+        part = []
         try:
             for image in images:
                 sent = printable(image.path)

@@ -312,7 +312,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         >>> flatten({"head": {"ridge": 1.0}, "buffer": {}})
         {'head.ridge': 1.0, 'buffer': None}
     """
-    flat: dict[str, Any] = {}
+    flat = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
         if not isinstance(value, Mapping):
@@ -462,7 +462,7 @@ def _acquired(place: Path, patience: float) -> BaseFileLock:
         Timeout: another process holds it.
         OSError: its file cannot be written.
     """
-    lock: BaseFileLock = FileLock(hidden_beside(place, "lock"), timeout=patience)
+    lock = FileLock(hidden_beside(place, "lock"), timeout=patience)
     try:
         lock.acquire()
     except OSError as error:

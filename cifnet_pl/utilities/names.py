@@ -158,7 +158,7 @@ def folder_names(classes: Iterable[str]) -> dict[str, str]:
         >>> folder_names(["ant", "Ant", "F/A-18", "aux"])
         {'ant': 'ant', 'Ant': 'Ant_', 'F/A-18': 'F_A-18', 'aux': '_aux'}
     """
-    folders: dict[str, str] = {}
+    folders = {}
     taken = set()
     for name in classes:
         folder = re.sub(r'[<>:"/\\|?*]|[. ]$', "_", name)

@@ -56,7 +56,7 @@ def hugging_face(name: str, options: SourceOptions) -> SampleTable:
     image = _column(train, "image", options, where)
     label = _column(train, "label", options, where)
     class_names = getattr(train.features[label], "names", None)
-    samples: dict[Split, SampleTable] = {}
+    samples = {}
     notes = []
     for split, given in splits.items():
         part = parts[given]

@@ -226,7 +226,7 @@ def energy_source(hardware: Sequence[Any]) -> str:
     Args:
         hardware: components that CodeCarbon's tracker reads.
     """
-    sources: list[str] = []
+    sources = []
     for part in hardware:
         kind = type(part).__name__
         if kind == "GPU":
