@@ -31,6 +31,9 @@ COLUMNS = ("method", "seed", "task", "A_k", "seconds", "kWh")
 
 NUMBER_COLUMNS = ("task", "A_k", "seconds", "kWh", "params")
 
+WRONG = "method == '' or task < 1 or task % 1 > 0 or A_k < 0 or seconds < 0 or kWh < 0"
+"""Query of lines that no file of results has."""
+
 PLACE_COLUMNS = ("dataset", "classes_per_task", "backbone")
 """Columns that may say which setting a method belongs to."""
 
@@ -142,14 +145,10 @@ def read_external(path: Path, settings: pd.DataFrame) -> list[Row]:
         lines = lines.reindex(columns=[*named, *NUMBER_COLUMNS]).astype(object)
         lines = lines.astype(dict.fromkeys(NUMBER_COLUMNS, float))
     lines[named] = lines[named].fillna("")
-    numbers = lines[[*NUMBER_COLUMNS]]
-    is_negative = (numbers < 0).any(axis=1)
-    is_no_task = (lines["task"] < 1) | (lines["task"] % 1 > 0)
-    is_odd = is_negative | is_no_task | (lines["method"] == "")
-    if is_odd.any():
+    for row in lines.query(WRONG).index:
         raise DataError(
-            f"{path}, row {is_odd.idxmax() + 1}: expected a method, a task counted from 1, and no"
-            " negative numbers"
+            f"{path}, row {row + 1}: expected a method, a task counted from 1, and no negative"
+            " numbers"
         )
     for method in lines["method"][lines.duplicated([*named, "task"])]:
         raise DataError(f"{path} has two lines for one task and seed of {method}")
