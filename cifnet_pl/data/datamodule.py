@@ -256,9 +256,8 @@ class CIFNetDataModule(LightningDataModule):
         names = self.source.class_names
         images = np.bincount(train.labels[rows], minlength=len(names))
         returning = [names[label] for label in np.flatnonzero(images)]
-        counts = {}
-        for name in (*new, *returning):
-            counts[name] = int(images[self.source.position[name]])
+        position = self.source.position
+        counts = {name: int(images[position[name]]) for name in (*new, *returning)}
         return TaskSamples(new, rows, counts)
 
     def __iter__(self) -> Iterator[Task]:

@@ -316,9 +316,10 @@ def embeddings_of(
         raise DataError("none of the images can be read: there is nothing to audit")
     class_of = [source.class_names[label] for label in table["label"]]
     repeats = find_repeats(table["hash"].items(), class_of)
-    undecided = {}
-    for row, other in sorted(repeats.undecided.items()):
-        undecided[table["file"][row]] = f"in {class_of[row]} and {other}"
+    undecided = {
+        table["file"][row]: f"in {class_of[row]} and {other}"
+        for row, other in sorted(repeats.undecided.items())
+    }
     decided = table.drop(index=list(repeats.undecided))
     z = np.concatenate(embeddings)[decided.index]
     labels = decided["label"].to_numpy()

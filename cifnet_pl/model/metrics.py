@@ -123,10 +123,11 @@ def max_drop(trajectory: Sequence[float | None]) -> float | None:
         >>> max_drop([90.0, 84.0, 85.0])
         6.0
     """
-    drops = []
-    for a, b in itertools.pairwise(trajectory):
-        if a is not None and b is not None:
-            drops.append(a - b)
+    drops = [
+        a - b
+        for a, b in itertools.pairwise(trajectory)
+        if a is not None and b is not None
+    ]
     return max(drops, default=None)
 
 

@@ -118,8 +118,9 @@ def recalibrate(model: Classifier, images: LabelledImages) -> Recalibration:
     after = None
     folds = [samples.at(in_fold), samples.at(~in_fold)]
     if min(len(fold.y) for fold in folds) >= MIN_NEW_IMAGES:
-        parts = []
-        for fold, other in zip(folds, reversed(folds), strict=True):
-            parts.append(evaluated(model.recalibrated(*other[:3]), fold))
+        parts = [
+            evaluated(model.recalibrated(*other[:3]), fold)
+            for fold, other in zip(folds, reversed(folds), strict=True)
+        ]
         after = Evaluation(names, table_of(parts))
     return Recalibration(recalibrated, len(in_fold), learned, before, after)

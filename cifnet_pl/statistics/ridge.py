@@ -167,9 +167,8 @@ def gcv_ridge(
     candidates = np.exp(logarithms)[:, None]
     freedom = free + (values / (values + candidates)).sum(axis=1)
     is_allowed = freedom <= LARGEST_DF_SHARE * samples
-    # The targets of a single class are all alike: with a free bias any ridge gives zero weights.
-    has_one_target = free > 0 and moment.shape[1] == 1
-    if has_one_target or not is_allowed.any():
+    # Targets that are all alike, as of a single class, need no weights.
+    if tss == 0 or not is_allowed.any():
         return largest
     ridges = candidates[is_allowed]
     penalised = values + ridges
@@ -199,4 +198,6 @@ def gcv_ridge_of_free_bias(
     centred_gram = (gram - of_mean)[1:, 1:]
     centred_moment = (moment - of_both_means)[1:]
     tss = target_square - moment[0].square().sum() / gram[0, 0]
+    if tss <= 10 * torch.finfo(gram.dtype).eps * target_square:  # rounding
+        tss = torch.zeros_like(tss)
     return gcv_ridge(centred_gram, centred_moment, tss, samples, free=1)

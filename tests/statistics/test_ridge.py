@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from cifnet_pl.heads import RidgeHead
 from cifnet_pl.statistics import augment, gcv_ridge, gcv_ridge_of_free_bias, solve_ridge
 from cifnet_pl.utilities.errors import CifnetError
-from tests.heads.suite import normal
+from tests.heads.suite import normal, teach
 
 
 def test_what_is_not_positive_definite_is_refused() -> None:
@@ -32,12 +33,16 @@ def test_gcv_of_embeddings_that_are_all_alike() -> None:
 
 def test_gcv_of_a_single_class_is_large() -> None:
     """Its targets are all alike: what is left of them without their mean is rounding."""
-    z = 20 + torch.randn(200, 2, generator=torch.Generator().manual_seed(0)).double()
-    tilde = augment(z)
     target = torch.ones(200, 1, dtype=torch.float64)
-    gram = tilde.T @ tilde
-    ridge = gcv_ridge_of_free_bias(gram, tilde.T @ target, target.sum(), 200)
-    assert ridge > 100
+    for seed in range(10):
+        spread = torch.randn(200, 2, generator=torch.Generator().manual_seed(seed))
+        z = 1000 + spread.double()
+        tilde = augment(z)
+        gram = tilde.T @ tilde
+        ridge = gcv_ridge_of_free_bias(gram, tilde.T @ target, target.sum(), 200)
+        assert ridge > 100
+        head = RidgeHead(2, decision="auto", product_features="auto")
+        teach(head, z, torch.zeros(200, dtype=torch.long))
 
 
 def choose(z: Tensor, y: Tensor) -> float:

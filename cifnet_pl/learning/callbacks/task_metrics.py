@@ -151,10 +151,11 @@ class TaskMetrics(Callback):
             return
         summary = pl_module.record.summary(**describe_run(pl_module))
         write_json(folder / "summary.json", summary)
-        metrics = {}
-        for name in FINAL_METRICS:
-            if summary[name] is not None:
-                metrics[f"final/{name}"] = summary[name]
+        metrics = {
+            f"final/{name}": summary[name]
+            for name in FINAL_METRICS
+            if summary[name] is not None
+        }
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(flatten(pl_module.settings()), metrics)
