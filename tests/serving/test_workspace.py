@@ -16,6 +16,12 @@ from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.serving.services import model, tree
 
 
+@pytest.fixture
+def workspace(tmp_path):
+    """A new one, which knows red and green."""
+    return Workspace(tmp_path / "w", model())
+
+
 def renamed(workspace, new):
     """A version in which the first class has another name."""
     result = workspace.load(workspace.current)
@@ -48,25 +54,23 @@ def test_a_version_is_the_same_model_on_the_backbone_that_was_given(tmp_path):
     assert workspace.load(1).backbone is workspace.load(2).backbone is made.backbone
 
 
-def test_versions_are_not_removed_because_the_journal_is_damaged_or_lost(tmp_path):
-    workspace = Workspace(tmp_path / "w", model())
+def test_versions_are_not_removed_because_the_journal_is_damaged_or_lost(workspace):
     renamed(workspace, "a")
     workspace.close()
-    before = tree(tmp_path / "w" / "versions")
-    journal = tmp_path / "w" / "journal.sqlite"
+    before = tree(workspace.folder / "versions")
+    journal = workspace.folder / "journal.sqlite"
     whole = journal.read_bytes()
     for damage in (bytes(100), whole[:100] + bytes(4000) + whole[4100:]):
         journal.write_bytes(damage)
         with pytest.raises(CheckpointError, match="damaged"):
-            Workspace(tmp_path / "w", model())
+            Workspace(workspace.folder, model())
     journal.unlink()
     with pytest.raises(CheckpointError, match="ends with version 0, but 2 is stored"):
-        Workspace(tmp_path / "w", model())
-    assert tree(tmp_path / "w" / "versions") == before
+        Workspace(workspace.folder, model())
+    assert tree(workspace.folder / "versions") == before
 
 
-def test_undo_redo_a_new_start_and_a_change_after_undo(tmp_path):
-    workspace = Workspace(tmp_path / "w", model())
+def test_undo_redo_a_new_start_and_a_change_after_undo(workspace, tmp_path):
     renamed(workspace, "a")
     renamed(workspace, "b")
     assert (workspace.current, first_class(workspace)) == (3, "b")
@@ -99,8 +103,7 @@ def test_the_version_before_stays_however_old_it_is(tmp_path):
     assert (workspace.current, first_class(workspace)) == (1, "red")
 
 
-def test_only_one_process_and_only_one_model(tmp_path):
-    workspace = Workspace(tmp_path / "w", model())
+def test_only_one_process_and_only_one_model(workspace, tmp_path):
     with pytest.raises(UsageError, match="choose another with --workspace"):
         Workspace(tmp_path / "w", model())
     workspace.close()
@@ -109,8 +112,7 @@ def test_only_one_process_and_only_one_model(tmp_path):
     Workspace(tmp_path / "w", model()).close()
 
 
-def test_only_kept_images_are_read(tmp_path):
-    workspace = Workspace(tmp_path / "w", model())
+def test_only_kept_images_are_read(workspace):
     for name in ("../journal.sqlite", "/etc/passwd", "", "a" * 64, "0" * 64 + ".png"):
         with pytest.raises(RequestError, match="no such photo"):
             workspace.image(name)
@@ -135,14 +137,13 @@ def test_oldest_versions_are_removed(tmp_path):
     assert Workspace(tmp_path / "w", model(), keep_versions=3).current == 3
 
 
-def test_no_room_for_the_journal_refuses_the_change_and_nothing_else(tmp_path):
-    workspace = Workspace(tmp_path / "w", model())
-    before = tree(tmp_path)
+def test_no_room_for_the_journal_refuses_the_change_and_nothing_else(workspace):
+    before = tree(workspace.folder.parent)
     workspace._database.execute("PRAGMA query_only = ON")
     with pytest.raises(CifnetError, match="nothing was changed"):
         renamed(workspace, "a")
     workspace._database.execute("PRAGMA query_only = OFF")
-    assert (tree(tmp_path), workspace.current) == (before, 1)
+    assert (tree(workspace.folder.parent), workspace.current) == (before, 1)
     assert renamed(workspace, "b") == 2
 
 
@@ -176,9 +177,8 @@ def test_a_change_counts_where_old_versions_cannot_go(tmp_path, monkeypatch, cap
     assert workspace.stored_versions == [3, 4]
 
 
-def test_images_that_are_not_kept_go_with_their_change(tmp_path, monkeypatch, caplog):
+def test_images_that_are_not_kept_go_with_their_change(workspace, monkeypatch, caplog):
     """Where their files cannot be deleted, the change counts, and the next start deletes them."""
-    workspace = Workspace(tmp_path / "w", model())
     photo = Upload("a.png", b"photo", f"{'0' * 64}.png")
     workspace.receive([photo], set(), again=True)
     change = Change(action="extend", message="learned")
@@ -188,14 +188,13 @@ def test_images_that_are_not_kept_go_with_their_change(tmp_path, monkeypatch, ca
         assert workspace.commit(model(), change, [photo.file]) == 2
     assert "photos or old versions were not removed" in caplog.text
     assert workspace.waiting() == {}
-    assert tree(tmp_path / "w" / "images") == {photo.file}
+    assert tree(workspace.folder / "images") == {photo.file}
     workspace.close()
-    Workspace(tmp_path / "w", model()).close()
-    assert tree(tmp_path / "w" / "images") == set()
+    Workspace(workspace.folder, model()).close()
+    assert tree(workspace.folder / "images") == set()
 
 
-def test_a_journal_that_another_program_holds_is_said(tmp_path):
-    workspace = Workspace(tmp_path / "w", model())
+def test_a_journal_that_another_program_holds_is_said(workspace, tmp_path):
     workspace._database.execute("PRAGMA busy_timeout = 1")
     with closing(sqlite3.connect(tmp_path / "w" / module.JOURNAL)) as other:
         other.execute("BEGIN EXCLUSIVE")
