@@ -120,6 +120,13 @@ def read_operators_once() -> None:
 
 
 @pytest.fixture
+def cwd(tmp_path, monkeypatch):
+    """The folder of a test, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def watch(monkeypatch):
     """``watch(owner, name, note)`` gives a list: before each call of a function ``note`` of its
     arguments is added.

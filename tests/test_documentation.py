@@ -145,15 +145,14 @@ SMALL = "--model.backbone pixels:8 --data.image_size 8 --energy.enabled false"
 
 
 @pytest.mark.system
-def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_commands_run(cwd: Path):
     """In their order, in an empty folder, with digits as images and their pixels as embeddings."""
-    monkeypatch.chdir(tmp_path)
     assert main(["unpack", "--source", "digits", "--output", "all"]) == 0
     for name, digits in (("IMAGES", "012"), ("NEW", "3"), ("HOLIDAY", "0")):
         for digit in digits:
-            source = tmp_path / "all" / "train" / digit
-            (tmp_path / name).mkdir(exist_ok=True)
-            (tmp_path / name / digit).symlink_to(source)
+            source = cwd / "all" / "train" / digit
+            (cwd / name).mkdir(exist_ok=True)
+            (cwd / name / digit).symlink_to(source)
     variables = dict(re.findall(r'^(\w+)="(.*)"$', "\n".join(LINES), re.MULTILINE))
     for line in COMMAND_LINES:
         for name, value in variables.items():
@@ -164,10 +163,10 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         if words[0] == "sweep":
             words += ["--dry_run", "true"]
         assert main(words) == 0, line
-    assert (tmp_path / "predictions.csv").is_file()
-    assert (tmp_path / "gallery.png").is_file()
-    assert (tmp_path / "lightning_logs/quickstart/version_0/trajectory.png").is_file()
-    assert (tmp_path / "report/report.html").is_file()
+    assert (cwd / "predictions.csv").is_file()
+    assert (cwd / "gallery.png").is_file()
+    assert (cwd / "lightning_logs/quickstart/version_0/trajectory.png").is_file()
+    assert (cwd / "report/report.html").is_file()
 
 
 def test_the_python_runs(capsys: pytest.CaptureFixture[str]):

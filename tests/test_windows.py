@@ -13,9 +13,8 @@ SIMULATED = "from tests import simulated_windows\nsimulated_windows.simulate()\n
 
 
 @pytest.mark.system
-def test_a_model_lives_on_windows(tmp_path, monkeypatch):
+def test_a_model_lives_on_windows(cwd):
     """Outputs are replaced, too, and a run goes on with its checkpoint and cache."""
-    monkeypatch.chdir(tmp_path)
     run = " ".join([*FAST, "--data.max_tasks", "2", "--model.head", "RidgeHead"])
     first = f"fit --experiment first {run} --data.cache true --data.cache_folder kept"
     extend = "extend --model four --images new/train --output six"
@@ -41,8 +40,8 @@ def test_a_model_lives_on_windows(tmp_path, monkeypatch):
     assert codes == [0] * len(codes), "".join(each.stderr for each in done)
     images = list(Path("new/val").rglob("*.png"))
     assert len(rows(Path("out.csv"))) == len(images)
-    assert not list(tmp_path.rglob("*.tmp"))
-    assert not list(tmp_path.rglob(".*.held"))
+    assert not list(cwd.rglob("*.tmp"))
+    assert not list(cwd.rglob(".*.held"))
 
 
 SERVED = """

@@ -126,8 +126,7 @@ def test_all_are_listed_with_a_line_each(capsys):
     assert {"quickstart", "heads/ridge", "streams/blurry"} <= config_files().keys()
 
 
-def test_a_name_a_path_and_neither(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_name_a_path_and_neither(cwd):
     assert find_config("heads/ridge") == config_files()["heads/ridge"]
     Path("quickstart").write_text("experiment: mine")
     assert find_config("quickstart") == Path("quickstart")  # a file that is there wins
@@ -141,10 +140,9 @@ def test_a_name_a_path_and_neither(tmp_path, monkeypatch):
     assert cleaned[-2:] == ["--experiment", "folder"]
 
 
-def test_images_alone_have_the_recommended_method(tmp_path, monkeypatch, capsys):
+def test_images_alone_have_the_recommended_method(cwd, capsys):
     """An evaluation has the same default."""
-    make_images(tmp_path / "images", ["ant", "bee", "cow"], 5)
-    monkeypatch.chdir(tmp_path)
+    make_images(cwd / "images", ["ant", "bee", "cow"], 5)
     given = ["--data.root", "images", "--model.backbone", "pixels:4"]
     given += ["--data.image_size", "4"]
     assert main(["fit", *given, "--energy.enabled", "false"]) == 0
@@ -224,9 +222,8 @@ NAMES = ["1e5", "x", "010", "no", "null", "0x10", "1_000", "2024-01-01", "12:30"
 NAMES += ["nan", "true", "~", "-3", "a: b", "[c]", "1.5"]
 
 
-def test_class_order(tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    make_images(tmp_path / "images", NAMES, 2)
+def test_class_order(cwd: Path):
+    make_images(cwd / "images", NAMES, 2)
     style = {"default_style": "'", "default_flow_style": True, "width": 1000}
     order = yaml.safe_dump(NAMES, **style).strip()
     names = ["--data.class_order", order, "--experiment", "1e5", "--logs", "010"]

@@ -30,12 +30,11 @@ SMALL = [*DATA[2:], "--data.max_tasks", "1"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a module of a custom head."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CIFNET_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "my_own_parts.py").write_text(HEAD)
-    yield tmp_path
+    monkeypatch.setenv("CIFNET_CACHE", str(cwd / "cache"))
+    (cwd / "my_own_parts.py").write_text(HEAD)
+    yield cwd
     sys.modules.pop("my_own_parts", None)
 
 

@@ -76,16 +76,15 @@ def one_sentence(capsys) -> str:
 
 
 @pytest.mark.parametrize("options", REFUSED)
-def test_refused(options, tmp_path, capsys, monkeypatch):
+def test_refused(options, cwd, capsys, monkeypatch):
     """Before any image is embedded."""
-    monkeypatch.chdir(tmp_path)
     embed = Mock(side_effect=AssertionError)
     monkeypatch.setattr(Backbone, "forward", embed)
-    assert fit(tmp_path / "logs", *options.split()) == USAGE
+    assert fit(cwd / "logs", *options.split()) == USAGE
     shown = one_sentence(capsys)
     assert [part for part in REFUSED[options] if part not in shown] == [], shown
     # Nothing was learned, so nothing is there that could be taken for a run.
-    assert not list(tmp_path.rglob("version_*"))
+    assert not list(cwd.rglob("version_*"))
 
 
 @pytest.mark.parametrize(

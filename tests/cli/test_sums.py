@@ -159,7 +159,7 @@ def test_the_model_of_one_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert parts.head.settings() == whole.head.settings()
 
 
-def test_the_merge_of_an_own_head_needs_trust(vectors, tmp_path, monkeypatch, capsys):
+def test_the_merge_of_an_own_head_needs_trust(vectors, cwd, monkeypatch, capsys):
     """The last line of all shards, which are made without Ray here."""
 
     def make_all(make, shards, *_):
@@ -168,8 +168,7 @@ def test_the_merge_of_an_own_head_needs_trust(vectors, tmp_path, monkeypatch, ca
         return []
 
     monkeypatch.setattr("cifnet_pl.cli.ray.make_with_ray", make_all)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "head_of_sums.py").write_text(
+    (cwd / "head_of_sums.py").write_text(
         "from cifnet_pl.heads import RidgeHead\nclass OwnHead(RidgeHead):\n    pass\n"
     )
     for name, trust in (("RidgeHead", ""), ("head_of_sums.OwnHead", " --trust")):

@@ -68,9 +68,8 @@ def test_killed_at_every_step_of_a_write(step: str, old: bool, tmp_path: Path):
 
 
 @pytest.mark.parametrize("command", ["forget --class ant", "classify --images new"])
-def test_the_second_writer_is_refused(command, tmp_path, monkeypatch, capsys):
+def test_the_second_writer_is_refused(command, cwd, capsys):
     """Of a bundle and of a table."""
-    monkeypatch.chdir(tmp_path)
     learned("ridge").save(Path("b"))
     make_images(Path("new"), ["yak"], 2)
     words = f"{command} --model b --output out".split()
@@ -78,7 +77,7 @@ def test_the_second_writer_is_refused(command, tmp_path, monkeypatch, capsys):
         assert_ends(main(words), 2, "another process is writing out", capsys)
         assert not Path("out").exists()
     assert main(words) == 0
-    assert not list(tmp_path.glob(".*.lock"))
+    assert not list(cwd.glob(".*.lock"))
 
 
 def test_a_bundle_in_the_folder_where_one_is(tmp_path, monkeypatch):

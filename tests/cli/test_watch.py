@@ -188,9 +188,8 @@ def test_nothing_goes_where_it_was_not_sent(place, impatient, monkeypatch):
         ("--workspace .", "journal.sqlite"),
     ],
 )
-def test_wrong_options(options, sentence, place, capsys, monkeypatch):
-    monkeypatch.chdir(place)
-    (place / "other.csv").write_text("a,b\n1,2\n")
+def test_wrong_options(options, sentence, place, cwd, capsys):
+    (cwd / "other.csv").write_text("a,b\n1,2\n")
     before = (place / "images" / "blue.png").read_bytes()
     assert watched(place, *options.split()) in (1, 2)
     assert sentence in capsys.readouterr().err

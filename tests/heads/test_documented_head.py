@@ -12,14 +12,14 @@ from tests.command_line import DATA
 PAGE = Path(__file__).parents[2] / "docs/how_to/custom_head.md"
 
 
-def test_the_head_of_the_page(tmp_path, monkeypatch, capsys):
+def test_the_head_of_the_page(cwd, monkeypatch, capsys):
     page = PAGE.read_text(encoding="utf-8")
     code, line = re.findall(r"```python\n(.*?)```", page, re.S)
     (configuration,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
     (command,) = re.findall(r"^cifnet (fit .*) --data.root IMAGES$", page, re.M)
-    (tmp_path / "mean_ridge.py").write_text(code, encoding="utf-8")
+    (cwd / "mean_ridge.py").write_text(code, encoding="utf-8")
     # As if the file stood in the package, and the line in its __init__.py.
-    monkeypatch.setattr(heads, "__path__", [*heads.__path__, str(tmp_path)])
+    monkeypatch.setattr(heads, "__path__", [*heads.__path__, str(cwd)])
     registry = Path(heads.__file__).read_text(encoding="utf-8")
     before, after = registry.split("\n\nHEADS", 1)
     again = types.ModuleType("cifnet_pl.heads")
@@ -28,9 +28,8 @@ def test_the_head_of_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(heads.HEADS, "MeanRidgeHead", kind)
     monkeypatch.setattr(heads, "MeanRidgeHead", kind, raising=False)
     check_head(kind)
-    (tmp_path / "configs/heads").mkdir(parents=True)
-    (tmp_path / "configs/heads/mean_ridge.yaml").write_text(configuration)
-    monkeypatch.chdir(tmp_path)
+    (cwd / "configs/heads").mkdir(parents=True)
+    (cwd / "configs/heads/mean_ridge.yaml").write_text(configuration)
     tiny = [*DATA, "--data.root", "null", "--data.max_tasks", "2", "--logs", "logs"]
     assert main([*command.split(), *tiny]) == 0
     assert "Ā" in capsys.readouterr().out

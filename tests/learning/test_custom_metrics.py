@@ -22,14 +22,13 @@ METRICS = ["--metrics", "my_metrics.WorstClass", "my_metrics.macro_f1"]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch) -> Path:
+def folder(cwd, monkeypatch) -> Path:
     """The current folder, with the file of the page."""
     page = PAGE.read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "my_metrics.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+    (cwd / "my_metrics.py").write_text(code)
+    monkeypatch.syspath_prepend(cwd)
+    return cwd
 
 
 def test_it_is_shown_wherever_metrics_are(folder, capsys, monkeypatch):

@@ -327,10 +327,9 @@ def test_checkpoints_that_do_not_fit(change, reason, run, tmp_path):
         load(rewritten(run, tmp_path / "c.ckpt", change))
 
 
-def test_a_checkpoint_in_the_current_folder_is_a_model(run, tmp_path, monkeypatch):
+def test_a_checkpoint_in_the_current_folder_is_a_model(run, cwd):
     """A path without a folder has no two folders above it."""
-    shutil.copy(run / "checkpoints" / "last.ckpt", tmp_path / "alone.ckpt")
-    monkeypatch.chdir(tmp_path)
+    shutil.copy(run / "checkpoints" / "last.ckpt", cwd / "alone.ckpt")
     assert load("alone.ckpt").class_names == load(run).class_names
 
 

@@ -167,17 +167,16 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.rglob("*.*")}
 
 
-def test_an_earlier_report_is_replaced_only_if_asked(tmp_path, capsys, monkeypatch):
+def test_an_earlier_report_is_replaced_only_if_asked(cwd, capsys, monkeypatch):
     """By the same bytes. Shells do not replace the ``~`` of ``--output=~/out``."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(cwd / "home"))
+    home = cwd / "home"
     write_run(home / "e" / "version_0", tasks=1, kwh=None)
     (home / "README.md").write_text("about the runs")
     words = ["report", "~/e", "~/README.md", "--output=~/out"]
     left_out = f"Left out: {home / 'README.md'} is a file, not a folder of runs"
     assert_ends(main(words), 0, left_out, capsys)
-    assert os.listdir(tmp_path) == ["home"]
+    assert os.listdir(cwd) == ["home"]
     written = content(home / "out")
     assert {Path(name).suffix for name in written} >= {".svg", ".png", ".csv", ".html"}
     page = home / "out" / "report.html"

@@ -140,12 +140,11 @@ def test_a_failure_ends_no_run(where, tasks, stops, tracker, tmp_path, monkeypat
     assert tracker.calls["stop"] == stops
 
 
-def test_with_the_real_tracker(tmp_path, capfd, monkeypatch):
+def test_with_the_real_tracker(cwd, capfd):
     """A file of CodeCarbon, which is for other programs, changes nothing."""
-    (tmp_path / ".codecarbon.config").write_text("[codecarbon]\npue=1e9\n")
-    monkeypatch.chdir(tmp_path)
+    (cwd / ".codecarbon.config").write_text("[codecarbon]\npue=1e9\n")
     words = "--energy.enabled true --data.max_tasks 1 --energy.country_iso_code FRA"
-    run = learned(tmp_path, *words.split())
+    run = learned(cwd, *words.split())
     summary = json.loads((run / "summary.json").read_text())
     assert 0 < summary["energy_kwh"] < 1
     assert 0 < summary["eval_energy_kwh"] < 1
