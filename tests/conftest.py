@@ -127,6 +127,19 @@ def cwd(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def latin_name(tmp_path_factory):
+    """A name in bytes that are not UTF-8, as old archives and memory cards leave them; a test is
+    skipped where the file system takes no such names: nobody can have them there.
+    """
+    name = os.fsdecode(b"K\xe4fer")
+    try:
+        (tmp_path_factory.mktemp("names") / name).touch()
+    except OSError:
+        pytest.skip("names here are UTF-8")
+    return name
+
+
+@pytest.fixture
 def watch(monkeypatch):
     """``watch(owner, name, note)`` gives a list: before each call of a function ``note`` of its
     arguments is added.
