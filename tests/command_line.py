@@ -134,6 +134,11 @@ def checkpoint(run: Path) -> dict:
     return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
 
 
+def summary_of(run: Path) -> dict:
+    """What a run has measured in all."""
+    return json.loads((run / "summary.json").read_text())
+
+
 def description(content: dict) -> dict:
     """What a checkpoint says of its run and model, without history and record, which have dates and
     times.

@@ -2,7 +2,6 @@
 is no GPU.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.command_line import (
     learned,
     make_images,
     measurements,
+    summary_of,
 )
 from tests.simulated_device import WAITS, device_without_float64, gpu
 
@@ -113,7 +113,7 @@ def test_a_run_and_its_resumption(there, run_here, tmp_path):
         assert main(["predict", *FAST, *options, "--logs", str(tmp_path)]) == 0
     run = tmp_path / "default" / "version_0"
     assert (run / "activations.csv").is_file()
-    name = json.loads((run / "summary.json").read_text())["device"]
+    name = summary_of(run)["device"]
     assert name == "a simulated GPU" or IS_REAL
     rounded = []
     for each in (run_here, run):

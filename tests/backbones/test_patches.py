@@ -1,6 +1,5 @@
 """Patches: their features against literal NumPy, their dictionary, and a run that learns it."""
 
-import json
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,7 +11,7 @@ from torch import Tensor
 import cifnet_pl
 from cifnet_pl.backbones import Backbone, build_backbone, patches
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from tests.command_line import assert_same_model, learned, measurements
+from tests.command_line import assert_same_model, learned, measurements, summary_of
 
 OPTIONS = ["--model.backbone", "patches:6", "--model.head", "RidgeHead"]
 OPTIONS += ["--data.image_size", "8", "--data.max_tasks", "2", "--seed_everything", "5"]
@@ -138,7 +137,7 @@ def test_a_run_goes_on_with_its_dictionary_and_ends_with_the_same_bits(
 
 def test_each_dictionary_has_embeddings_of_its_own_in_the_cache(run, cached, tmp_path):
     other = learned(tmp_path, *cached, "--seed_everything", "6")
-    assert json.loads((other / "summary.json").read_text())["cached_images"] == 0
+    assert summary_of(other)["cached_images"] == 0
     assert len(list(Path(cached[-1]).rglob("train"))) == 2
     assert measurements(run) != measurements(other)
 

@@ -1,6 +1,5 @@
 """Configurations: each in the repository learns; their names, and the recommended one."""
 
-import json
 from inspect import signature
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from cifnet_pl.cli.parsing import (
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import config_files, dump_yaml
-from tests.command_line import DATA, make_images, prepared
+from tests.command_line import DATA, make_images, prepared, summary_of
 from tests.models import WIDTH, learn_task
 
 # Those of paper and sweeps are sweeps; tests/iterative/test_configs.py runs those of iterative.
@@ -199,7 +198,7 @@ def test_a_file_of_embeddings_without_options(tmp_path, capsys):
     words += " --energy.enabled false"
     assert main(words.split()) == 0
     assert "not calibrated" not in capsys.readouterr().out
-    summary = json.loads((tmp_path / "default/version_0/summary.json").read_text())
+    summary = summary_of(tmp_path / "default/version_0")
     assert summary["A_K"] >= 95
 
 

@@ -1,6 +1,5 @@
 """Every configuration of a trained method runs, with one epoch and few small images."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import yaml
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.iterative import METHODS
-from tests.command_line import DATA, make_images
+from tests.command_line import DATA, make_images, summary_of
 
 FOLDER = Path(__file__).parents[2] / "configs" / "iterative"
 ALL = sorted(FOLDER.glob("*.yaml"))
@@ -38,5 +37,5 @@ def test_config_runs(path, images, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert f"Run folder {folder}\n" in shown  # nothing held out is learned
     assert shown.endswith(f"next: cifnet export --model {folder} --output MODEL\n")
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert len(summary["A_k"]) == 2

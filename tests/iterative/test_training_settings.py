@@ -1,6 +1,5 @@
 """The regime that trained methods share: batch statistics, exemplars, rates, what is refused."""
 
-import json
 from unittest.mock import Mock
 
 import numpy as np
@@ -28,7 +27,7 @@ from cifnet_pl.iterative.descent import Descent
 from cifnet_pl.iterative.exemplars import quota
 from cifnet_pl.model.store import load
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
-from tests.command_line import DATA, assert_same_model
+from tests.command_line import DATA, assert_same_model, summary_of
 from tests.iterative.suite import SIDE, assert_same_weights, data, learner, run, save_at
 from tests.killing import Killed, at_call, die
 from tests.lightning_runs import trainer
@@ -135,8 +134,8 @@ def test_after_a_kill_inside_a_task(tmp_path, monkeypatch):
     assert stopped["position"]["step"] > 0
     assert main([*fit, str(tmp_path), *often, "--ckpt_path", "last"]) == 0
     assert_same_model(again, whole)
-    summary = json.loads((again / "summary.json").read_text())
-    uninterrupted = json.loads((whole / "summary.json").read_text())
+    summary = summary_of(again)
+    uninterrupted = summary_of(whole)
     assert summary["A_k"] == uninterrupted["A_k"]
     assert load(again).counts == load(whole).counts
     small = sum(p.numel() for p in learner(FinetuneModule).network.parameters())

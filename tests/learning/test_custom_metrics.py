@@ -1,6 +1,5 @@
 """A metric of the user is measured and shown everywhere; docs/how_to/custom_metric.md has it."""
 
-import json
 import re
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from cifnet_pl import CIFNetModule
 from cifnet_pl.__main__ import main
 from cifnet_pl.learning.columns import import_metrics
 from cifnet_pl.utilities.errors import UsageError
-from tests.command_line import assert_ends, fit, rows
+from tests.command_line import assert_ends, fit, rows, summary_of
 from tests.lightning_runs import digits, module, trainer
 
 PAGE = Path(__file__).parents[2] / "docs/how_to/custom_metric.md"
@@ -47,7 +46,7 @@ def test_it_is_shown_wherever_metrics_are(folder, capsys, monkeypatch):
     for task, value in enumerate(by_task, 1):
         accuracies = [float(row[f"after_task_{task}"] or 100) for row in table]
         assert value == pytest.approx(min(accuracies))
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     assert summary["metrics"]["worst_class"] == by_task[-1]
     board = EventAccumulator(str(run)).Reload()
     logged = [event.value for event in board.Scalars("metrics/worst_class")]

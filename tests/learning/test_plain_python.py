@@ -1,6 +1,5 @@
 """Pages of the documentation that are one script each: they run, and end in what they say."""
 
-import json
 import re
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from cifnet_pl.model import classifier
 from cifnet_pl.model.export import Export, ExportCheck
 from cifnet_pl.report.results import setting_of
 from cifnet_pl.report.runs import read_run
-from tests.command_line import rows
+from tests.command_line import rows, summary_of
 from tests.lightning_runs import digits, module
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -52,7 +51,7 @@ def test_the_page_runs(page):
     assert (names["files"], names["unreadable"]) == ([None] * 3, {})
     assert "digits, 2 cls/task" in (folder / "report" / "report.md").read_text()
     # What validate returned is what the run measured.
-    summary = json.loads((folder / "runs" / "version_0" / "summary.json").read_text())
+    summary = summary_of(folder / "runs" / "version_0")
     last = rows(folder / "runs" / "version_0" / "accuracy_matrix.csv")[-1]
     metrics = names["metrics"]
     for ours, theirs in (("A_k", "A_K"), ("ece", "ece"), ("nll", "nll")):

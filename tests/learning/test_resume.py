@@ -1,6 +1,5 @@
 """A run that was stopped at any moment goes on and ends as if nothing had happened."""
 
-import json
 import os
 import shutil
 import signal
@@ -40,6 +39,7 @@ from tests.command_line import (
     learned,
     make_images,
     measurements,
+    summary_of,
 )
 from tests.killing import Act, Killed, at_call, die, in_a_process, kill_self
 from tests.lightning_runs import digits, module, trainer
@@ -64,8 +64,7 @@ def assert_same_run(run, reference):
     assert measurements(run) == measurements(reference)
     matrices = [folder / "accuracy_matrix.csv" for folder in (run, reference)]
     assert matrices[0].read_text() == matrices[1].read_text()
-    summaries = [folder / "summary.json" for folder in (run, reference)]
-    ours, theirs = [json.loads(path.read_text())["A_k"] for path in summaries]
+    ours, theirs = [summary_of(folder)["A_k"] for folder in (run, reference)]
     assert ours == theirs
     assert (run / "trajectory.png").is_file()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["last.ckpt"]
@@ -309,7 +308,7 @@ def test_classes_that_sort_first_and_one_gone(tmp_path, monkeypatch, capsys):
     assert sorted(names[5:]) == ["a", "b", "z"]
     assert then["cifnet"]["task_sizes"] == [2, 2, 1, 2, 1]
     assert then["state_dict"]["head.labels"].tolist() == list(range(8))
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert (summary["n_classes"], summary["n_tasks"]) == (8, 5)
     # The patterns are easy to tell apart, so a shifted label would be seen.
     assert summary["A_K"] > 80

@@ -2,7 +2,6 @@
 measurements.
 """
 
-import json
 import os
 import shutil
 import socket
@@ -35,6 +34,7 @@ from tests.command_line import (
     learned,
     make_images,
     measurements,
+    summary_of,
 )
 from tests.killing import ended, in_a_process, start
 
@@ -197,7 +197,7 @@ class TestSeveral:
         more = tmp_path / "more" / "default" / "version_0"
         assert_equal_models(more, one, 1e-5)
         for run in (one, more):
-            summary = json.loads((run / "summary.json").read_text())
+            summary = summary_of(run)
             assert summary["engine"] == "onnxruntime"
 
     def test_an_error_of_one_ends_both(self, tmp_path):

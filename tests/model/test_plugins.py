@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.metadata
-import json
 import re
 import sys
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.command_line import (
     make_images,
     rows,
     run_cifnet,
+    summary_of,
 )
 from tests.models import config_of
 
@@ -101,7 +101,7 @@ def bundle(run: Path, parts: Path) -> Path:
 
 
 def test_the_run_and_the_bundle_name_the_imports(run: Path, bundle: Path, parts: Path):
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     assert (summary["head"], summary["title"]) == ("MyHead", "My")
     code = hashlib.sha256((parts / "my_parts.py").read_bytes()).hexdigest()
     assert summary["plugin_hashes"] == {"my_parts.MyNet": code, "my_parts.MyHead": code}

@@ -2,7 +2,6 @@
 wrong with them.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import DataError
-from tests.command_line import FAST, make_images
+from tests.command_line import FAST, make_images, summary_of
 from tests.data import test_sources
 from tests.data.entrances import class_folders, png, samples
 from tests.data.layouts import NUMBERED, THREE, Case
@@ -136,7 +135,7 @@ def test_every_format_gives_the_same_run(tmp_path: Path):
         place = ["--logs", str(tmp_path), "--experiment", name]
         assert main(["fit", *words, *place]) == 0
         run = tmp_path / name / "version_0"
-        accuracy = json.loads((run / "summary.json").read_text())["A_k"]
+        accuracy = summary_of(run)["A_k"]
         found[name] = (cifnet_pl.load(run), accuracy)
     model, expected = found["folder"]
     for name, (other, accuracy) in found.items():

@@ -1,7 +1,5 @@
 """Unknown images and prediction sets of a run, against those of the model that it stores."""
 
-import json
-
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -9,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cifnet_pl.heads import NCMHead, RidgeHead
 from cifnet_pl.learning.callbacks import CoverageAndNoveltyMetrics
 from cifnet_pl.utilities.errors import CifnetError
-from tests.command_line import BUFFER, learned, make_images, rows
+from tests.command_line import BUFFER, learned, make_images, rows, summary_of
 from tests.lightning_runs import digits, fitted
 
 COLUMNS = ["set_size", "set_coverage"]
@@ -24,7 +22,7 @@ def test_a_calibrated_run_with_unknown_images(tmp_path, capsys):
     options = ["--model.calibrate", "true", "--data.unknown", str(unknown)]
     run = learned(tmp_path, *RIDGE, *BUFFER, *options)
     table = rows(run / "tasks.csv")
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     assert [name for name in table[0] if name in COLUMNS] == COLUMNS
     for row in table:
         assert 1 <= float(row["set_size"]) <= int(row["classes_seen"])

@@ -2,7 +2,6 @@
 run.
 """
 
-import json
 import warnings
 from collections import Counter
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import pytest
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.iterative import FinetuneModule
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor, physical_gpus
-from tests.command_line import learned
+from tests.command_line import learned, summary_of
 from tests.iterative.suite import data, install, learner, save_at
 from tests.lightning_runs import digits, module, trainer
 
@@ -145,7 +144,7 @@ def test_with_the_real_tracker(cwd, capfd):
     (cwd / ".codecarbon.config").write_text("[codecarbon]\npue=1e9\n")
     words = "--energy.enabled true --data.max_tasks 1 --energy.country_iso_code FRA"
     run = learned(cwd, *words.split())
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     assert 0 < summary["energy_kwh"] < 1
     assert 0 < summary["eval_energy_kwh"] < 1
     assert "cpu" in summary["energy_source"]

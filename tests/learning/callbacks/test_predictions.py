@@ -2,8 +2,6 @@
 processes.
 """
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from cifnet_pl.data.streams import TaskFree
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.learning.callbacks import ActivationTable, TaskMetrics
-from tests.command_line import fit, learned
+from tests.command_line import fit, learned, summary_of
 from tests.lightning_runs import digits, module, trainer
 
 KEEP = ["--predictions.every_task", "true", "--data.class_order", "1"]
@@ -62,7 +60,7 @@ def test_top5_is_the_share_of_images_whose_class_is_among_five(whole, prediction
     shares[:2] = np.nan  # with up to five classes it says nothing
     top5 = pd.read_csv(whole / "tasks.csv")["top5"]
     assert list(top5) == pytest.approx(list(shares), nan_ok=True)
-    summary = json.loads((whole / "summary.json").read_text())
+    summary = summary_of(whole)
     assert summary["top5"] == top5.iloc[-1]
     assert summary["forward_transfer"] is None
     first = predictions.iloc[0]
