@@ -64,7 +64,6 @@ def test_model_checkpoint_monitors_the_accuracy(tmp_path):
 
 def test_the_backbone_never_moves_and_is_not_in_the_checkpoint(tmp_path, monkeypatch):
     """Its batch statistics and dropout would show at once if it were ever in training mode."""
-    torch.manual_seed(0)
     first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5)
     network = nn.Sequential(*first, nn.AdaptiveAvgPool2d(2), nn.Flatten())
     built = network, 32, Preprocessing(8, mean=(0.5,) * 3, std=(0.5,) * 3)

@@ -335,18 +335,15 @@ def test_images_before_one_that_is_refused_wait(http):
     assert http.get("/inbox").json()["waiting"] == 3
 
 
-def test_no_image_is_embedded_twice_at_once(http, monkeypatch):
+def test_no_image_is_embedded_twice_at_once(http, watch):
     """By the thread in the background, and by a lesson."""
     service = http.app.app.state.service
-    submit = service.answering.submit
-    embedded = []
 
     def slow(content):
-        embedded.append(content)
         time.sleep(0.05)
-        return submit(content)
+        return content
 
-    monkeypatch.setattr(service.answering, "submit", slow)
+    embedded = watch(service.answering, "submit", slow)
     names = sent(http, images("blue", 20))["images"]
     assert service.inbox.embeddings(names)[0] == names
     assert len(embedded) == len(set(embedded)) == 20
