@@ -31,6 +31,12 @@ def fit(logs: Path, *options: str) -> int:
     return main(["fit", *FAST, "--logs", str(logs), *options])
 
 
+def of_folder(images: Path, classes_per_task: int = 1) -> list[str]:
+    """Options of a run that learns class folders."""
+    options = f"--data.source folder --data.root {images}"
+    return f"{options} --data.classes_per_task {classes_per_task}".split()
+
+
 class Prepared(CIFNetCLI):
     """Parses the options of a run, and makes nothing of them."""
 

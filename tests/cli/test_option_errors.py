@@ -18,6 +18,7 @@ from tests.command_line import (
     fit,
     learned,
     make_images,
+    of_folder,
     run_cifnet,
 )
 from tests.killing import full_disk
@@ -113,12 +114,6 @@ def test_checkpoints_that_are_missing(tmp_path, capsys):
     assert "--ckpt_path" in one_sentence(capsys)
     assert main(["predict", *evaluation, "--ckpt_path", "last"]) == RUN
     assert "no run of experiment 'default'" in one_sentence(capsys)
-
-
-def of_folder(images, classes_per_task):
-    """Options of a run that learns class folders."""
-    options = f"--data.source folder --data.root {images}"
-    return f"{options} --data.classes_per_task {classes_per_task}".split()
 
 
 @pytest.mark.parametrize("part", ["train", "val"])

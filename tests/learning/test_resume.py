@@ -253,10 +253,9 @@ def test_a_checkpoint_of_slurm(reference, tmp_path, monkeypatch, capsys):
     """SIGUSR1 before the time limit: Lightning saves and queues the job again, which picks it
     up by itself.
     """
-    job = {"NTASKS": "1", "JOB_NAME": "job", "JOB_ID": "7"}
+    job = {"NTASKS": "1", "JOB_NAME": "job", "JOB_ID": "7", "NODEID": "0"}
     for name, value in (job | dict.fromkeys(["PROCID", "LOCALID"], "0")).items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setenv("SLURM_NODEID", "0")
     monkeypatch.setenv("PATH", "")  # no scontrol here
     limit = Act("on_train_batch_end", 2, die, 5)
     with callbacks(signalled(signal.SIGUSR1), limit), pytest.raises(Killed):

@@ -34,6 +34,7 @@ from tests.command_line import (
     learned,
     make_images,
     measurements,
+    of_folder,
     summary_of,
 )
 from tests.killing import ended, in_a_process, start
@@ -42,12 +43,6 @@ LINE = "--trainer.devices 2 --trainer.accelerator cpu --trainer.strategy ddp"
 TWO = LINE.split()
 LAST = ["--ckpt_path", "last"]
 KEEP = ["--predictions.every_task", "true"]
-
-
-def of_folder(images, classes=1):
-    """Options for images in class folders, with some classes a task."""
-    line = f"--data.source folder --data.root {images} --data.classes_per_task"
-    return [*line.split(), str(classes)]
 
 
 @contextmanager
