@@ -203,7 +203,7 @@ def classified(
 def rows_of(table: IO[bytes]) -> list[Row]:
     """Return the rows of a table; a new one gets its header.
 
-    The half-written row of a killed process is removed.
+    What a killed process has written of a row is removed.
 
     Args:
         table: open for reading and appending.
@@ -213,16 +213,18 @@ def rows_of(table: IO[bytes]) -> list[Row]:
     """
     table.seek(0)
     content = table.read()
+    if csv_line(COLUMNS).encode().startswith(content):
+        # It is new, or a killed process was writing the header.
+        table.truncate(0)
+        append(table, [dict(zip(COLUMNS, COLUMNS, strict=True))])
+        return []
     whole = content[: content.rfind(b"\n") + 1]
     text = whole.decode("utf-8", "surrogateescape")
     csv.field_size_limit(LARGEST_CELL)
     rows = csv.DictReader(io.StringIO(text, newline=""), restval="")
-    is_new = not content
-    if not is_new and tuple(rows.fieldnames or ()) != COLUMNS:
+    if tuple(rows.fieldnames or ()) != COLUMNS:
         raise DataError(f"{table.name} is no table of watch: choose another --output")
     table.truncate(len(whole))
-    if is_new:
-        append(table, [dict(zip(COLUMNS, COLUMNS, strict=True))])
     return list(rows)
 
 
