@@ -606,6 +606,6 @@ def matching_paths(pattern: Path) -> list[Path]:
         base = base.parent
     rest = pattern.relative_to(base)
     if rest.name == "**":
-        rest = rest / "*"
+        rest /= "*"
     found = sorted(base.glob(str(rest)))
     return [path for path in found if not is_hidden(str(path.relative_to(base)))]

@@ -79,7 +79,7 @@ def decoding_cores(processes: int = 1) -> int:
     """
     share = usable_cores()
     if os.environ.get("SLURM_CPUS_PER_TASK") != str(share):
-        share = share // processes
+        share //= processes
     return max(1, min(share, CORES_LIMIT))
 
 

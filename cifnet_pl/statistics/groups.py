@@ -205,7 +205,7 @@ def group_evidence(
     wrong = []
     for groups in sets:
         scores = left_out(groups)
-        known = known & scores.isfinite().all(dim=1)
+        known &= scores.isfinite().all(dim=1)
         wrong.append((scores.argmax(dim=1) != columns).double())
     counts = counts[known]
     without_similar, at_random = (float(counts @ each[known]) for each in wrong)

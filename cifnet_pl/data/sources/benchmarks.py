@@ -246,7 +246,7 @@ def _inner_folder(
     """
     root = required_root(options, what)
     if (root / name).is_dir():
-        root = root / name
+        root /= name
     for path in needed:
         if not (root / path).exists():
             raise DataError(
