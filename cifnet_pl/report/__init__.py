@@ -127,5 +127,5 @@ def _remove_earlier(folder: Path) -> None:
         return
     text = report.read_text(encoding="utf-8", errors="replace")
     for name in re.findall(r"\]\(((?:tables|figures)/\w+)\.\w+\)", text):
-        for path in folder.glob(f"{name}.*"):
-            path.unlink()
+        for ending in ("csv", "tex", "md", "svg", "png"):
+            (folder / f"{name}.{ending}").unlink(missing_ok=True)

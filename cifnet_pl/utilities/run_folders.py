@@ -79,7 +79,8 @@ def images_of_run(model: Path) -> str | None:
     """
     newest = versions(model)[::-1]  # by number: clocks go backwards, too
     # Other folders above a model may have a config.yaml that is not a run's.
-    above = [path for path in model.parents[:2] if path in versions(path.parent)]
+    parents = model.absolute().parents[:2]
+    above = [path for path in parents if path in versions(path.parent)]
     places = [path / "config.yaml" for path in (model, *newest, *above)]
     config = next((read_yaml(path) for path in places if path.is_file()), {})
     data = config.get("data", {})

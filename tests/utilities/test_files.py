@@ -14,7 +14,7 @@ import pytest
 
 from cifnet_pl.utilities import files
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from cifnet_pl.utilities.run_folders import versions
+from cifnet_pl.utilities.run_folders import images_of_run, versions
 
 pytestmark = pytest.mark.usefixtures("true_fsync")
 
@@ -153,6 +153,19 @@ def test_versions_are_numbers_in_their_order(tmp_path: Path):
         (tmp_path / name).mkdir()
     assert [path.name for path in versions(tmp_path)] == ["version_9", "version_10"]
     assert versions(tmp_path / "absent") == []
+
+
+def test_the_images_of_a_run_are_found_from_within_it(cwd: Path, monkeypatch):
+    run = cwd / "version_3"
+    (run / "checkpoints").mkdir(parents=True)
+    config = "data: {source: folder, root: photos}\n"
+    (run / "config.yaml").write_text(config)
+    for place in ("version_3", "version_3/model", "version_3/checkpoints/last.ckpt"):
+        assert images_of_run(Path(place)) == "photos"
+    (cwd / "config.yaml").write_text(config.replace("photos", "others"))
+    assert images_of_run(Path("model")) is None
+    monkeypatch.chdir(run)
+    assert images_of_run(Path("checkpoints/last.ckpt")) == "photos"
 
 
 @pytest.mark.parametrize("name", ["a" * 255, "ä" * 127])
