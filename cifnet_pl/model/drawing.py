@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
@@ -167,20 +167,19 @@ def draw_calibration(confidence: np.ndarray, correct: np.ndarray, title: str) ->
         correct: (n,) bool.
         title: title of the figure.
     """
-    edges = np.linspace(0, 1, 11)
-    counts, _ = np.histogram(confidence, edges)
-    correct_counts, _ = np.histogram(confidence[correct], edges)
-    accuracy = 100 * correct_counts / np.maximum(counts, 1)
-    centres = 100 * edges[:-1] + 5
+    # Scikit-learn loads for seconds, and few ask for this figure.
+    from sklearn.calibration import CalibrationDisplay
+
     figure = Figure(figsize=(5.2, 5.4), dpi=130, layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=[3, 1], sharex=True)
-    ends = [0, 100]
-    upper.plot(ends, ends, color="0.6", linewidth=1, label="perfect calibration")
-    upper.bar(centres, accuracy, width=9, color="#9ecae1", label="accuracy")
-    upper.set(title=title, ylabel="accuracy (%)", xlim=(0, 100), ylim=(0, 100))
-    upper.legend(frameon=False)
-    lower.bar(centres, counts, width=9, color="0.75")
-    lower.set(xlabel="confidence (%)", ylabel="images")
+    CalibrationDisplay.from_predictions(
+        correct, confidence, n_bins=10, name="accuracy", ax=upper
+    )
+    upper.set(title=title, xlabel="", ylabel="accuracy")
+    lower.hist(confidence, bins=10, range=(0, 1), rwidth=0.9, color="0.75")
+    lower.set(xlabel="confidence", ylabel="images")
+    for axis in (upper.yaxis, lower.xaxis):
+        axis.set_major_formatter(PercentFormatter(1))
     return figure
 
 

@@ -35,8 +35,10 @@ def test_rows_are_true_classes_and_those_without_images_are_left_out():
 def test_calibration_bins():
     confidence = np.array([0.05, 0.95, 0.95, 1.0])
     figure = draw_calibration(confidence, np.array([False, True, False, True]), "title")
-    heights = [round(bar.get_height(), 1) for bar in figure.axes[0].patches]
-    assert heights == [*[0.0] * 9, 66.7]
+    upper, lower = figure.axes
+    points = upper.lines[-1].get_xydata()
+    np.testing.assert_allclose(points, [[0.05, 0.0], [2.9 / 3, 2 / 3]])
+    assert [bar.get_height() for bar in lower.patches] == [1, *[0] * 8, 3]
 
 
 def accuracy_matrix(tasks: int):
