@@ -174,11 +174,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """
         z = self._embeddings(X)
         label_of = dict(zip(self.model_.class_names, self._labels, strict=True))
-        sets = []
-        for prediction in self.model_.classify(z, coverage=coverage):
-            names = prediction.prediction_set or ()
-            sets.append(tuple(label_of[name] for name in names))
-        return sets
+        predictions = self.model_.classify(z, coverage=coverage)
+        return [tuple(map(label_of.get, p.prediction_set or ())) for p in predictions]
 
     def novelty(self, X: Any) -> np.ndarray:
         """Return how far samples (n,) are from all that was learned; larger is more novel.

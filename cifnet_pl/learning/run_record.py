@@ -212,10 +212,11 @@ class RunRecord:
         Returns:
             Percentage points; None if no class returns.
         """
-        gains = []
-        for row in self.prequential:
-            if row.samples and row.known:
-                gains.append(100.0 * row.correct / row.samples - 100.0 / row.known)
+        gains = [
+            100.0 * row.correct / row.samples - 100.0 / row.known
+            for row in self.prequential
+            if row.samples and row.known
+        ]
         return average_accuracy(gains)
 
     def write_tables(self, folder: Path, tasks: Sequence[Sequence[str]]) -> None:
