@@ -133,10 +133,11 @@ class ImageLoader:
         for batch in self.reader.read(rows_of_batches):
             readable = batch.readable
             hashes = [look.hash for look in batch.looks if look is not None]
-            unreadable = {}
-            for row, reason in zip(batch.files, batch.unreadable, strict=True):
-                if reason is not None:
-                    unreadable[row] = f"{self.samples.place(row)}: {reason}"
+            unreadable = {
+                row: f"{self.samples.place(row)}: {reason}"
+                for row, reason in zip(batch.files, batch.unreadable, strict=True)
+                if reason is not None
+            }
             rows = torch.tensor(readable, dtype=torch.int64)
             labels = torch.from_numpy(self.samples.labels[readable])
             keys = torch.tensor(hashes, dtype=torch.int64)

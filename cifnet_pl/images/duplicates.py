@@ -144,11 +144,11 @@ def bursts(looks: Sequence[Look], pause: float) -> list[tuple[int, int]]:
         Positions of the earlier and the later image of each pair.
     """
     timed = sorted((look.taken, i) for i, look in enumerate(looks) if look.taken)
-    pairs = []
-    for (earlier_time, earlier), (later_time, later) in pairwise(timed):
-        if (later_time - earlier_time).total_seconds() <= pause:
-            pairs.append((earlier, later))
-    return pairs
+    return [
+        (earlier, later)
+        for (earlier_time, earlier), (later_time, later) in pairwise(timed)
+        if (later_time - earlier_time).total_seconds() <= pause
+    ]
 
 
 def _similar_pairs(looks: Sequence[Look]) -> list[tuple[int, int]]:

@@ -57,7 +57,7 @@ def report(
 def write_report(
     results: Results,
     folder: Path,
-    comparisons: Sequence[ReportTable] = (),
+    comparisons: Sequence[ReportTable],
 ) -> None:
     """Write the report; each file is written atomically, and the same runs give the same bytes.
 

@@ -398,11 +398,11 @@ def settings_table(results: Results) -> ReportTable:
 
 def config_text(config: Settings) -> str:
     """Return the settings of a method itself as text."""
-    texts = []
-    for key, value in sorted(config.items()):
-        if key != "head" and not key.startswith(("data.", "trainer.")):
-            texts.append(f"{key}: {value_text(value)}")
-    return "; ".join(texts)
+    return "; ".join(
+        f"{key}: {value_text(value)}"
+        for key, value in sorted(config.items())
+        if key != "head" and not key.startswith(("data.", "trainer."))
+    )
 
 
 def runs_table(results: Results) -> ReportTable:

@@ -198,6 +198,4 @@ def gcv_ridge_of_free_bias(
     centred_gram = (gram - of_mean)[1:, 1:]
     centred_moment = (moment - of_both_means)[1:]
     tss = target_square - moment[0].square().sum() / gram[0, 0]
-    if tss <= 10 * torch.finfo(gram.dtype).eps * target_square:  # rounding
-        tss = torch.zeros_like(tss)
     return gcv_ridge(centred_gram, centred_moment, tss, samples, free=1)
