@@ -346,11 +346,11 @@ class FeCAMHead(SumsHead):
         if self._inverses is None:
             # So that each can be inverted.
             ridge = self.labels.new_tensor(ROUNDING, dtype=torch.float64)
-            inverses = []
-            for column in range(len(self.labels)):
-                factor = factorise(self._correlation(column), ridge)
-                inverses.append(torch.cholesky_inverse(factor))
-            self._inverses = torch.stack(inverses)
+            columns = range(len(self.labels))
+            factors = [
+                factorise(self._correlation(column), ridge) for column in columns
+            ]
+            self._inverses = torch.cholesky_inverse(torch.stack(factors))
         return self._inverses
 
     def scoring(self) -> Callable[[Tensor], Tensor]:

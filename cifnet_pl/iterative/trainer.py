@@ -452,11 +452,15 @@ class IterativeModule(TaskModule):
             )
 
     def on_fit_start(self) -> None:
-        """Refuse a run with more classes than exemplars."""
+        """Refuse a run with more classes than exemplars, and store what a killed run has not."""
         super().on_fit_start()
         if self.capacity:
             classes = self.data.plan.classes
             quota(self.capacity, self.per_class, len(classes))
+        folder = run_folder(self.trainer)
+        if self.is_complete and folder and not (folder / COMPLETE).is_dir():
+            # Without a task left, Lightning ends no training.
+            self.on_train_end()
 
     # ------------------------------------------------------------------ a task
 

@@ -132,6 +132,10 @@ def test_after_a_kill_inside_a_task(tmp_path, monkeypatch):
     stopped = torch.load(again / "checkpoints" / "last.ckpt", weights_only=True)
     assert stopped["cifnet"]["under_way"]
     assert stopped["position"]["step"] > 0
+    with monkeypatch.context() as patched:
+        patched.setattr("cifnet_pl.iterative.trainer.learned_model", die)
+        with pytest.raises(Killed):
+            main([*fit, str(tmp_path), *often, "--ckpt_path", "last"])
     assert main([*fit, str(tmp_path), *often, "--ckpt_path", "last"]) == 0
     assert_same_model(again, whole)
     summary = summary_of(again)
