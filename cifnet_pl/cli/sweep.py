@@ -204,7 +204,7 @@ def sweep(
         if table.is_file():
             import pandas as pd  # here: it takes half a second
 
-            runs = pd.read_csv(table, dtype=str)["folder"]
+            runs = pd.read_csv(table)["folder"]
             reported = {Path(run).parent.name for run in runs}
             refuse_other(output, reported == {job.name for job in jobs})
     with writing(output, overwrite, "folder"):

@@ -346,9 +346,9 @@ class FeCAMHead(SumsHead):
         if self._inverses is None:
             # So that each can be inverted.
             ridge = self.labels.new_tensor(ROUNDING, dtype=torch.float64)
-            columns = range(len(self.labels))
             factors = [
-                factorise(self._correlation(column), ridge) for column in columns
+                factorise(self._correlation(column), ridge)
+                for column in range(len(self.labels))
             ]
             self._inverses = torch.cholesky_inverse(torch.stack(factors))
         return self._inverses
