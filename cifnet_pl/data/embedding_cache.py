@@ -182,7 +182,7 @@ class EmbeddingCache:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 z: Tensor = file.get_tensor("z")
-                hashes: Tensor = file.get_tensor("hashes")
+                hashes = file.get_tensor("hashes")
         except (SafetensorError, OSError, MemoryError) as error:
             log.warning("rebuilding damaged cache file %s (%s)", path, error)
             return None

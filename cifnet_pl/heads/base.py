@@ -767,15 +767,14 @@ class Head(nn.Module, ABC):
     @property
     def classes(self) -> list[int]:
         """Labels in column order, those of a task that is under way included."""
-        labels: list[int] = self.labels.tolist()
-        return labels
+        return self.labels.tolist()
 
     def class_counts(self) -> dict[int, int]:
         """Return the number of samples observed of each class, by label.
 
         Duplicates are included, and samples that are not yet solved.
         """
-        counts: list[int] = self._class_counts().tolist()
+        counts = self._class_counts().tolist()
         return dict(zip(self.classes, counts, strict=True))
 
     @property

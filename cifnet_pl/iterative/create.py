@@ -123,7 +123,7 @@ class CREATEModule(DistillationModule):
         probabilities = scores.softmax(dim=1) + SMALLEST
         own = probabilities.gather(1, batch.labels[:, None])
         separated = self._separation(scores, codes.float(), batch.labels)
-        loss: Tensor = -own.log().mean() + separated
+        loss = -own.log().mean() + separated
         if self.is_first_task:
             return loss
         # Multiplied by T², which WA, iCaRL and FOSTER do not.

@@ -170,7 +170,7 @@ class TagFexModule(DERModule):
             older = [branch(x) for branch in list(self.branches)[:-1]]
         z = torch.cat([*older, newest], dim=1)
         scores = self.logits(z)
-        classification: Tensor = functional.cross_entropy(scores, labels)
+        classification = functional.cross_entropy(scores, labels)
         agnostic_maps, agnostic = with_maps(self.agnostic, x)
         projected = self.projector(agnostic)
         contrast = self._contrast(projected, projected)

@@ -489,7 +489,8 @@ class IterativeModule(TaskModule):
         passes = [step.rows for step in self.steps[steps_taken:]]
         if self.capacity:
             passes.append(rows)
-        return passes
+        # Without a batch, Lightning would end no task: after the last step one that is not learned.
+        return passes or [rows[:1]]
 
     def _planned(
         self,
@@ -809,9 +810,12 @@ class IterativeModule(TaskModule):
             CheckpointError: see :class:`cifnet_pl.learning.task_module.TaskModule`.
         """
         super().on_load_checkpoint(checkpoint)
-        # Checkpoints of before say nothing of images that were left out.
+        # Of other images, or by a checkpoint of before, it is not known which were left out.
         every_row = torch.ones_like(self.learned_rows)
-        self.learned_rows = checkpoint.get("learned_rows", every_row)
+        learned_rows = checkpoint.get("learned_rows", every_row)
+        if len(every_row) in (0, len(learned_rows)):
+            every_row = learned_rows
+        self.learned_rows = every_row
         self.position = checkpoint.get("position")  # of an open task
         # The weights fit a module that has learned already only if it has the same structure.
         if not self.n_classes:

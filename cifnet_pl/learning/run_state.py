@@ -89,6 +89,8 @@ class RunState(StoredRecord):
                 "the checkpoint holds weights only: a run can be evaluated with it, but cannot go"
                 " on"
             )
+        # Each start of a run may take ``--trainer.max_time``.
+        checkpoint["callbacks"].pop("Timer", None)
         tasks = len(self.task_sizes) - self.under_way
         counters = ("ready", "started", "processed", "completed")
         fit_loop = checkpoint["loops"]["fit_loop"]

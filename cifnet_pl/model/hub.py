@@ -95,7 +95,7 @@ def push(
         DataError: a class name that could not be read back.
         CheckpointError: no right to write, or no network.
     """
-    if not re.fullmatch(f"{SCHEME}[^/@]+/[^/@]+", name):
+    if not re.fullmatch("hf:[^/@]+/[^/@]+", name):
         raise UsageError(
             f"'{printable(name)}' names no place on the hub: expected hf:user/model"
         )

@@ -36,8 +36,7 @@ def draw_projection(width: int, in_features: int, seed: int) -> Tensor:
     """
     bits = random_bits(np.random.PCG64(seed), width, in_features)
     values = bits * 2.0**-52 - 1
-    uniform: Tensor = torch.from_numpy(values)
-    return uniform / math.sqrt(in_features)
+    return torch.from_numpy(values) / math.sqrt(in_features)
 
 
 def draw_normal(width: int, in_features: int, seed: int) -> Tensor:
@@ -56,14 +55,13 @@ def draw_normal(width: int, in_features: int, seed: int) -> Tensor:
     logarithm = np.log(radius)
     length = np.sqrt(-2 * logarithm)
     cosine = np.cos(2 * np.pi * angle)
-    normal: Tensor = torch.from_numpy(length * cosine)
-    return normal
+    return torch.from_numpy(length * cosine)
 
 
 def draw_phases(width: int, seed: int) -> Tensor:
     """Draw phases (width,) float64, uniform in [0, 2π), independent of :func:`draw_normal`."""
     bits = random_bits(np.random.PCG64(seed).jumped(), width)
-    turns: Tensor = torch.from_numpy(bits * 2.0**-53)
+    turns = torch.from_numpy(bits * 2.0**-53)
     return turns * (2 * math.pi)
 
 

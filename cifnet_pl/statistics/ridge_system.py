@@ -126,8 +126,7 @@ class RidgeFactor:
         system = self.system
         solved = torch.cholesky_solve(self.spread, self._inner_factor)
         own = solved[: system.classes]
-        directions: Tensor = system.target_length[:, None] * own
-        return directions
+        return system.target_length[:, None] * own
 
     @cached_property
     def _inner_factor(self) -> Tensor:

@@ -22,8 +22,11 @@ FAILURE = "failure.txt"
 DUPLICATES_FILE = "duplicates.csv"
 """All duplicates that a run found, in its folder."""
 
-TASK_OPTIONS = ("class_order", "initial_classes", "classes_per_task", "stream")
-"""Options of the data that divide the samples into tasks."""
+TASK_OPTIONS = (
+    "class_order", "initial_classes", "classes_per_task", "stream",
+    "group", "tune", "val_fraction", "split_seed",
+)  # fmt: skip
+"""Options of the data that divide the samples into tasks, or choose those to be held out."""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,12 @@ def test_a_new_run_takes_the_next_free_version_and_locks_that_only(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "other", [("--data.class_order", "7"), ("--data.stream", "Returning")]
+    "other",
+    [
+        ("--data.class_order", "7"),
+        ("--data.stream", "Returning"),
+        ("--data.tune", "0.5"),
+    ],
 )
 def test_a_run_goes_on_with_the_same_tasks_only(other, tmp_path, capsys):
     folder = learned(tmp_path, *ONE_TASK)

@@ -27,7 +27,7 @@ from cifnet_pl.iterative.descent import Descent
 from cifnet_pl.iterative.exemplars import quota
 from cifnet_pl.model.store import load
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
-from tests.command_line import DATA, assert_same_model, summary_of
+from tests.command_line import DATA, assert_same_model, make_images, summary_of
 from tests.iterative.suite import SIDE, assert_same_weights, data, learner, run, save_at
 from tests.killing import Killed, at_call, die
 from tests.lightning_runs import trainer
@@ -146,6 +146,29 @@ def test_after_a_kill_inside_a_task(tmp_path, monkeypatch):
     expected = {"head": "DERModule", "preset": "mine", "epochs": 1}
     expected |= {"network_params": small, "backbone_params": 2 * small}
     assert expected.items() <= summary.items()
+
+
+def test_fine_tuning_goes_on_after_its_last_step_and_with_more_classes(
+    tmp_path, monkeypatch
+):
+    images = make_images(tmp_path / "images", ["b", "c", "d", "e"], 12)
+    words = "--model cifnet_pl.iterative.FinetuneModule --model.backbone small"
+    words += " --model.epochs 1 --data.image_size 8 --data.classes_per_task 2"
+    words += " --data.batch_size 8 --checkpoint.every_minutes 0 --energy.enabled false"
+    fit = ["fit", *words.split(), "--data.root", str(images), "--logs"]
+    assert main([*fit, str(tmp_path / "whole")]) == 0
+    fit += [str(tmp_path), "--ckpt_path", "last"]
+    end = FinetuneModule.finish_task
+    with monkeypatch.context() as patched:
+        patched.setattr(FinetuneModule, "finish_task", at_call(2, end, die))
+        with pytest.raises(Killed):
+            main(fit)
+    assert main(fit) == 0
+    run = tmp_path / "default" / "version_0"
+    assert_same_model(run, tmp_path / "whole" / "default" / "version_0")
+    make_images(images, ["a", "f"], 12)
+    assert main(fit) == 0
+    assert len(load(run).class_names) == 6
 
 
 # ---------------------------------------------------------------------- bad input

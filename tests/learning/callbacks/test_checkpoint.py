@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from cifnet_pl import CIFNetModule
@@ -101,6 +102,21 @@ def test_a_task_that_the_trainer_stops_in_is_not_learned(kind, tmp_path, monkeyp
     trainer(tmp_path, TaskCheckpoint()).fit(resumed, datamodule=fed, ckpt_path=path)
     assert tensors_equal(resumed.state_dict(), whole.state_dict())
     assert resumed.record.matrix == whole.record.matrix
+
+
+def test_each_start_may_take_all_of_max_time(tmp_path):
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    board = TensorBoardLogger(tmp_path, name="", version="")
+    for tasks in (1, 2):
+        callbacks = (Timer(duration={"hours": 1}), TaskCheckpoint())
+        learned = module()
+        made = trainer(tmp_path, *callbacks, logger=board)
+        start = str(path) if path.exists() else None
+        made.fit(learned, datamodule=digits(max_tasks=tasks), ckpt_path=start)
+        assert learned.tasks_finished == tasks
+        saved = torch.load(path, weights_only=False)
+        saved["callbacks"]["Timer"]["time_elapsed"]["train"] = 7200.0
+        torch.save(saved, path)
 
 
 def test_a_task_that_was_never_evaluated_is_said(tmp_path):
