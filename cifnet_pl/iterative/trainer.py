@@ -810,12 +810,11 @@ class IterativeModule(TaskModule):
             CheckpointError: see :class:`cifnet_pl.learning.task_module.TaskModule`.
         """
         super().on_load_checkpoint(checkpoint)
-        # Of other images, or by a checkpoint of before, it is not known which were left out.
         every_row = torch.ones_like(self.learned_rows)
-        learned_rows = checkpoint.get("learned_rows", every_row)
-        if len(every_row) in (0, len(learned_rows)):
-            every_row = learned_rows
-        self.learned_rows = every_row
+        self.learned_rows = checkpoint.get("learned_rows", every_row)
+        if len(every_row) not in (0, len(self.learned_rows)):
+            # Images came or went since: it is not known which were left out.
+            self.learned_rows = every_row
         self.position = checkpoint.get("position")  # of an open task
         # The weights fit a module that has learned already only if it has the same structure.
         if not self.n_classes:
